@@ -84,7 +84,7 @@ async def attack(base_url: str) -> Iterable[Outcome]:
     """The outcome without an attack, and then one for each body."""
     outcomes = [await _outcome(base_url, "no attack", "nothing", None)]
     for bomb in BOMBS:
-        tried = f"{CLIENTS} clients send {bomb.size / 2**20:.0f} MiB to {bomb.path}"
+        tried = f"{CLIENTS} clients send {bomb.size / 1e6:.2f} MB to {bomb.path}"
         outcomes.append(await _outcome(base_url, f"bodies: {bomb.name}", tried, bomb))
     return outcomes
 

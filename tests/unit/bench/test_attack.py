@@ -170,9 +170,10 @@ def refusing(monkeypatch, tmp_path) -> Target:
         partial(models._template, name="a", template="b"),
         models._header_bomb,
         models._upload_without_length,
+        models._aborted_uploads,
         tenants._flood,
     ],
-    ids=["template", "header bomb", "upload", "flood"],
+    ids=["template", "header bomb", "upload", "aborted uploads", "flood"],
 )
 async def test_an_attack_that_was_refused_at_once_was_not_held(refusing, attempt) -> None:
     assert not (await attempt(refusing)).held
