@@ -37,6 +37,7 @@ class Tally:
     finished: int = 0
     cut: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each broken stream
+    spared: list[str] = field(default_factory=list)  # kinds that should have been killed
     faults: list[Fault] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     cuts_until: float = 0.0  # on the monotonic clock: cuts are expected until then
@@ -44,6 +45,11 @@ class Tally:
     @property
     def broken(self) -> int:
         return len(self.reasons)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no stream broke, and a process of each kind was killed."""
+        return not (self.reasons or self.spared)
 
     @property
     def kinds(self) -> set[str]:
@@ -92,6 +98,7 @@ class Tally:
             f"{'second try begins':<20}whole reply",
             *(self._row(kind, count) for kind, count in sorted(self._counts().items())),
             *(f"broken: {reason}" for reason in self.reasons),
+            *(f"not killed: no {kind} could be spared" for kind in self.spared),
         ]
         return "\n".join(lines)
 

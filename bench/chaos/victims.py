@@ -57,7 +57,7 @@ class Killer:
             if not self._kill(kind) and kind not in self._tally.kinds:
                 first.insert(0, kind)  # its turn comes again
         self._pause()
-        self._tally.reasons += [f"no {kind} came up to be killed" for kind in first]
+        self._tally.spared += first
 
     def _pause(self) -> None:
         started = time.monotonic()

@@ -43,6 +43,17 @@ def test_the_longest_of_each_fault_is_kept_and_summed_up_for_its_kind(tally):
     assert found["ingress"] == ["1", *["0.0 / 0.0 / 0.0"] * 2, "1.0 / 1.0 / 1.0", "5.0 / 5.0 / 5.0"]
 
 
+def test_a_kind_that_was_never_killed_is_a_failure_but_no_broken_stream(tally):
+    tally.started = tally.finished = 3
+    assert tally.passed
+    tally.spared.append("encoder")
+    assert not tally.passed and tally.broken == 0
+    assert "encoder" in tally.page().splitlines()[-1]
+    tally.spared.clear()
+    tally.note_broken("cut")
+    assert not tally.passed
+
+
 def test_without_faults_nothing_is_attributed():
     tally = Tally()
     tally.note_gap(1.0, 2.0)
