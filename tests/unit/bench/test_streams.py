@@ -84,6 +84,12 @@ def test_what_is_measured_through_ray_is_caravan_serve(monkeypatch) -> None:
     assert (more["key"], more["variables"]["CARAVAN_MODELS"]) == ("k", "/store")
 
 
+def test_a_servers_port_is_none_that_the_kernel_gives_to_other_processes() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {server.free_port() for _ in range(5)}
+    assert not any(first <= port <= last for port in ports)
+
+
 def test_plain_uvicorn_has_the_threads_of_caravan_serve(monkeypatch) -> None:
     made: list[Any] = []
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
