@@ -31,7 +31,7 @@ def accuracy(scored: Sequence[Scored], text: Sequence[int], reference: Reference
     found = np.array([[place.logprob, *place.top.values()] for place in scored])
     expected, best = reference.logprobs(text, tokens)
     distance = np.abs(found - expected)
-    same = [place.first_choice == choice for place, choice in zip(scored, best[:, 0], strict=True)]
+    same = [place.first_choice == choice for place, choice in zip(scored, best, strict=True)]
     return Accuracy(
         float(distance.max()),
         float(distance.mean()),

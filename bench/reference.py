@@ -21,8 +21,7 @@ class Reference:
     @torch.inference_mode()
     def logprobs(self, text: Sequence[int], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The log-probabilities of the tokens `wanted` [len(text) - 1, n] at the places of
-        text[1:], float64 [len(text) - 1, n], and the two most likely tokens there [len(text) - 1,
-        2]."""
+        text[1:], float64 [len(text) - 1, n], and the most likely tokens there [len(text) - 1]."""
         states = self._model.model(torch.tensor([text[:-1]])).last_hidden_state[0]
         found, best = [], []
         for rows, tokens in zip(
@@ -32,7 +31,7 @@ class Reference:
         ):
             logprobs = self._capped(self._model.lm_head(rows)).double().log_softmax(-1)
             found.append(logprobs.gather(1, tokens))
-            best.append(logprobs.topk(2).indices)
+            best.append(logprobs.argmax(-1))
         return torch.cat(found).numpy(), torch.cat(best).numpy()
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
