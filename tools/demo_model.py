@@ -161,7 +161,7 @@ def render(messages: Iterable[Mapping[str, str]], *, reply: bool) -> str:
     return "".join(turns) + (f"{START}assistant\n" if reply else "")
 
 
-def render_seeing(messages: Sequence[Message], *, reply: bool) -> str:
+def render_with_pictures(messages: Sequence[Message], *, reply: bool) -> str:
     """Like `render`, with the placeholder tokens of each image."""
     return render(
         [{"role": message["role"], "content": _with_images(message)} for message in messages],
@@ -181,7 +181,9 @@ def batch(dialogues: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> dict[
     input_ids, labels, attention_mask, token_type_ids [rows, tokens], padded on the right; labels
     score only the replies. pixel_values [images, 3, side, side] in the order of the rows.
     """
-    rows = [tokenizer.encode(render_seeing(messages, reply=False)).ids for messages in dialogues]
+    rows = [
+        tokenizer.encode(render_with_pictures(messages, reply=False)).ids for messages in dialogues
+    ]
     header = tokenizer.encode(f"{START}assistant\n").ids
     [end], [place], [padding] = (tokenizer.encode(text).ids for text in (END, PLACE, END_OF_TEXT))
     width = max(map(len, rows))

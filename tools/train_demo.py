@@ -40,7 +40,7 @@ from tools.demo_model import (
     new_model,
     pixels,
     render,
-    render_seeing,
+    render_with_pictures,
     scored,
     train_tokenizer,
     write_vision_model,
@@ -51,7 +51,7 @@ from tools.demo_report import report
 
 PICTURES_PER_STEP = 32  # while only the vision model is trained
 CROWDED_SHARE = 0.7  # share of these pictures with items in most places, which teach more
-SEEING_TOKENS = 4096  # per step, padding included
+PICTURE_TOKENS = 4096  # per step, padding included
 ROWS_SORTED = 1024  # so many rows are sorted by length, so that steps have little padding
 TEXTS_EVERY = 2  # every n-th step has texts, the easier part
 TOKENS_PER_STEP = 2048  # tokens of texts
@@ -60,7 +60,7 @@ TOOLS_EVERY = 2  # every n-th step of texts has dialogues with tools
 # Rows with the length of the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
-EYES_RATE, DECODER_RATE = 1e-3, 1.5e-3
+VISION_RATE, DECODER_RATE = 1e-3, 1.5e-3
 WARM_UP_SHARE = 0.03
 MEAN_DECAY = 0.995  # the file has the mean of the weights of about the last 200 steps
 SAVE_EVERY_MINUTES = 5.0
@@ -141,7 +141,7 @@ def train(options: argparse.Namespace) -> Training:
     )
     if training.spent["decoder"] == 0 and options.start is None:
         losses = _vision_losses(training, seed)
-        optimizers = _optimizers(vision, EYES_RATE)
+        optimizers = _optimizers(vision, VISION_RATE)
         _descend("vision", training, optimizers, losses, options.vision_minutes, options, saved)
     vision.eval()
     losses = _decoder_losses(training, seed)
@@ -257,36 +257,36 @@ def _decoder_losses(training: Training, seed: str) -> Iterator[str]:
     them."""
     model = training.model
     texts = _text_batches(training.tokenizer, seed)
-    looks = _seeing_batches(training.tokenizer, seed)
+    pictures = _picture_batches(training.tokenizer, seed)
     for step in count():
         if step % TEXTS_EVERY == 0:
             ids, labels = next(texts)
             with torch.autocast("cpu", torch.bfloat16):
                 nothing = torch.zeros_like(ids)
-                reading = model(input_ids=ids, labels=labels, token_type_ids=nothing).loss
-            reading.backward()
-        inputs = next(looks)
+                text_loss = model(input_ids=ids, labels=labels, token_type_ids=nothing).loss
+            text_loss.backward()
+        inputs = next(pictures)
         with torch.autocast("cpu", torch.bfloat16):
-            seen = {}
+            features = {}
             if "pixel_values" in inputs:
                 with torch.no_grad():
-                    seen["image"] = model.get_image_features(inputs.pop("pixel_values"))
-            looking = model(**inputs, mm_encoder_outputs=seen).loss
-        looking.backward()
-        yield f"texts {reading.item():.4f}, pictures {looking.item():.4f}"
+                    features["image"] = model.get_image_features(inputs.pop("pixel_values"))
+            picture_loss = model(**inputs, mm_encoder_outputs=features).loss
+        picture_loss.backward()
+        yield f"texts {text_loss.item():.4f}, pictures {picture_loss.item():.4f}"
 
 
-def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch.Tensor]]:
+def _picture_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of dialogues about pictures, as arguments of the model's `forward`."""
     dialogues = demo_picture_dialogues.training_dialogues(f"seeing {seed}")
     order = Random(f"order {seed}")
     while True:
         steps: list[list[Sequence[Message]]] = [[]]
         for length, _, row in sorted(
-            (len(tokenizer.encode(render_seeing(row, reply=False)).ids), index, row)
+            (len(tokenizer.encode(render_with_pictures(row, reply=False)).ids), index, row)
             for index, row in enumerate(islice(dialogues, ROWS_SORTED))
         ):
-            if (len(steps[-1]) + 1) * length > SEEING_TOKENS:
+            if (len(steps[-1]) + 1) * length > PICTURE_TOKENS:
                 steps.append([])
             steps[-1].append(row)
         order.shuffle(steps)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tools.demo_file import read_model
-from tools.demo_model import new_model, render_seeing, write_vision_model
+from tools.demo_model import new_model, render_with_pictures, write_vision_model
 from tools.demo_picture_dialogues import training_dialogues
 
 
@@ -34,5 +34,5 @@ def test_the_tokenizer_is_read_back(written, tokenizer):
     _, path = written
     _, read = read_model(path)
     for dialogue in islice(training_dialogues(9), 50):
-        text = render_seeing(dialogue, reply=True)
+        text = render_with_pictures(dialogue, reply=True)
         assert read.encode(text).ids == tokenizer.encode(text).ids

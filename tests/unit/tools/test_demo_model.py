@@ -17,7 +17,7 @@ from tools.demo_model import (
     batch,
     new_model,
     render,
-    render_seeing,
+    render_with_pictures,
     write_vision_model,
 )
 from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
@@ -46,7 +46,7 @@ def test_served_prompts_are_those_of_training(file, tokenizer, order):
     for question in held_out(5, per_skill=2):
         messages = order(question.messages)
         served = model.prepare([as_sent(message, IMAGE_SIDE) for message in messages])
-        trained = tokenizer.encode(render_seeing(messages, reply=True)).ids
+        trained = tokenizer.encode(render_with_pictures(messages, reply=True)).ids
         assert len(served.tokens) == len(trained)
         pairs = zip(served.tokens, trained, strict=True)
         assert all(one == other for one, other in pairs if other != place)
@@ -98,7 +98,8 @@ def test_places_of_images_are_marked_and_padding_is_not_attended(tokenizer):
     assert rows["token_type_ids"].sum() == images * ROWS_PER_IMAGE
     assert rows["pixel_values"].shape == (images, 3, IMAGE_SIDE, IMAGE_SIDE)
     lengths = [
-        len(tokenizer.encode(render_seeing(messages, reply=False)).ids) for messages in dialogues
+        len(tokenizer.encode(render_with_pictures(messages, reply=False)).ids)
+        for messages in dialogues
     ]
     assert rows["attention_mask"].sum(dim=1).tolist() == lengths
 
