@@ -1,8 +1,9 @@
 """Compares what the device computes with numbers in float64."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,11 @@ def check_close(task: Task, name: str, got: Tensor, expected: Tensor) -> None:
     scale = max(1.0, expected.abs().max().item())
     error = (got.cpu().double() - expected.double()).abs().max().item() / scale
     task.report.check(name, error <= TOLERANCES[got.dtype], error=error)
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest error, 0 without any; NaN if one is NaN, which `max` may lose."""
+    return np.max([0.0, *errors]).item()
 
 
 @contextmanager

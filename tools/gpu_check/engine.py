@@ -22,6 +22,7 @@ from runtime.engine.request import (
 from runtime.worker.model import DecoderModel
 from tests.families.engine_runs import RECURRENT, answers
 from tests.tiny_models import tiny_tokenizer
+from tools.gpu_check.comparison import largest
 from tools.gpu_check.models import CPU, TOLERANCE, files_of, load_decoder, started
 from tools.gpu_check.report import Check, Task
 
@@ -227,10 +228,12 @@ def _check_scores(model: _Model, name: str) -> None:
     found, expected, _ = model.both(requests)
     both = [[*one.prompt_logprobs, *one.logprobs] for one in (*found, *expected)]
     half = len(both) // 2
-    worst, counts = 0.0, [len(each) for each in both]
-    for one, other in zip(both[:half], both[half:], strict=True):
-        for a, b in zip(one, other, strict=False):
-            worst = max(worst, abs(a.logprob - b.logprob))
+    counts = [len(each) for each in both]
+    worst = largest(
+        abs(a.logprob - b.logprob)
+        for one, other in zip(both[:half], both[half:], strict=True)
+        for a, b in zip(one, other, strict=False)
+    )
     whole = counts[:half] == counts[half:] and all(counts)
     model.task.report.check(name, whole and worst <= TOLERANCE, error=worst, counts=counts)
 
@@ -254,6 +257,6 @@ def _check_vectors(model: _Model, name: str) -> None:
         (a - b).norm().item() / max(b.norm().item(), 1e-9) if a.shape == b.shape else float("inf")
         for a, b in zip(vectors[:half], vectors[half:], strict=True)
     ]
-    errors_told = [delta.error for delta in (*found, *expected) if delta.error]
-    passed = max(errors) <= TOLERANCE and not errors_told
-    model.task.report.check(name, passed, error=max(errors), errors=errors_told[:1])
+    worst, messages = largest(errors), [each.error for each in (*found, *expected) if each.error]
+    passed = worst <= TOLERANCE and not messages
+    model.task.report.check(name, passed, error=worst, errors=messages[:1])

@@ -14,6 +14,7 @@ from runtime.kernels.triton.products import experts_product, gated_product, prod
 from runtime.quant.block_types import BlockType
 from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from tests.kernels.random_weights import random_weight
+from tools.gpu_check.comparison import largest
 from tools.gpu_check.report import Check, Task
 
 # By vectors, by fragments of 16, 32 and 64 rows, by wide tiles of 128 and 256.
@@ -84,10 +85,10 @@ def _check_product(
             different.append(count)
     # The negated comparison also catches NaN.
     failing = {count: error for count, error in errors.items() if not error <= tolerance}
-    worst = max(errors.values())
     task.report.check(
-        name, not failing and not different, error=worst, failing=failing, not_as_alone=different
-    )
+        name, not failing and not different, error=largest(errors.values()), failing=failing,
+        not_as_alone=different,
+    )  # fmt: skip
 
 
 def gated_checks(task: Task) -> Iterator[Check]:
@@ -167,7 +168,7 @@ def _experts_error(
     draw = torch.Generator().manual_seed(tokens)
     chosen = torch.randint(EXPERTS, (tokens, USED), generator=draw)
     there = [None if given is None else given.to(task.device) for given in (bias, scale)]
-    worst = 0.0
+    errors = list[float]()
     for shape in ((tokens,), (tokens, USED)):
         x = _random(*shape, weight.shape[-1]).to(dtype)
         got = experts_product(x.to(task.device), planar, chosen.to(task.device), *there).cpu()
@@ -176,11 +177,8 @@ def _experts_error(
         result = got.double() if bias is None else got.double() - bias[chosen]
         for pair, expert in enumerate(chosen.flatten().tolist()):
             one = slice(pair, pair + 1)
-            error = _error(result.flatten(0, 1)[one], rows.flatten(0, 1)[one], dense[expert])
-            worst = error if error != error else max(worst, error)
-            if worst != worst:
-                return worst
-    return worst
+            errors.append(_error(result.flatten(0, 1)[one], rows.flatten(0, 1)[one], dense[expert]))
+    return largest(errors)
 
 
 def _types(task: Task) -> list[BlockType]:

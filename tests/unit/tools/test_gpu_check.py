@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.unit.tools.hanging_section import HANGING
 from tests.unit.tools.llama_cpp_programs import write_programs
 from tools.gpu_check import __main__ as command
 from tools.gpu_check.child import task_in
+from tools.gpu_check.comparison import largest
 from tools.gpu_check.report import NO_DEVICE, DeviceLostError, Report, Task
 from tools.gpu_check.sections import SECTIONS, Call, Section, run_sections
 from tools.gpu_check.summary import MOST_CHARACTERS, summary
@@ -200,6 +202,12 @@ def test_command_writes_everything_and_tells_failure(
     assert json.loads(path.read_text())["sections"] == {"build": state, "speed": state}
     assert written == [{"build"}, {"build", "speed"}]
     assert capsys.readouterr().out.endswith(f"all of it: {path}\n")
+
+
+def test_the_largest_error_is_nan_if_any_is() -> None:
+    assert largest([1.0, 3.0, 2.0]) == 3.0 and largest([]) == 0.0
+    for errors in ([nan, 1.0], [1.0, nan, 2.0]):
+        assert isnan(largest(errors)) and not largest(errors) <= inf
 
 
 def test_wheels_for_this_python_are_unpacked(tmp_path: Path) -> None:
