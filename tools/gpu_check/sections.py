@@ -189,6 +189,8 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     failures, state = sum(not row.get("passed", True) for row in rows), worst["state"]
     if state == "passed" and failures:
         state = f"{failures} checks failed"
+    elif state == "passed" and not rows:
+        state = "gave no results"
     seconds = max(part["seconds"] for part in parts)
     return _result(state, seconds, rows, worst["output"])
 

@@ -249,7 +249,7 @@ def _measure_large(task: Task, server: Server) -> None:
             found = summarise(samples)
             whole = found.complete == streams and found.answer_tokens == streams * _ANSWER
             task.report.check(f"{name} have whole answers", whole, errors=dict(found.errors))
-            task.report.figure(f"{name}", found.answer_tokens_per_s, "tokens/s")
+            task.report.figure(name, found.answer_tokens_per_s, "tokens/s")
             decoding = streams / found.spreads["per token"].p50
             task.report.figure(f"{name}, after first tokens", decoding, "tokens/s")
             first_ms = found.spreads["first token"].p50 * 1e3

@@ -25,7 +25,7 @@ from tools.gpu_check import __main__ as command
 from tools.gpu_check.child import task_in
 from tools.gpu_check.comparison import largest
 from tools.gpu_check.report import NO_DEVICE, DeviceLostError, Report, Task
-from tools.gpu_check.sections import SECTIONS, Call, Section, run_sections
+from tools.gpu_check.sections import SECTIONS, Call, Section, _joined, run_sections
 from tools.gpu_check.summary import MOST_CHARACTERS, summary
 from tools.gpu_check.wheels import unpack
 
@@ -202,6 +202,13 @@ def test_command_writes_everything_and_tells_failure(
     assert json.loads(path.read_text())["sections"] == {"build": state, "speed": state}
     assert written == [{"build"}, {"build", "speed"}]
     assert capsys.readouterr().out.endswith(f"all of it: {path}\n")
+
+
+def test_a_section_without_results_has_not_passed() -> None:
+    part = {"state": "passed", "seconds": 1.0, "rows": [], "output": ""}
+    assert _joined([part, part])["state"] == "gave no results"
+    row = {"kind": "figure", "name": "a", "value": None}
+    assert _joined([part, part | {"rows": [row]}])["state"] == "passed"
 
 
 def test_the_largest_error_is_nan_if_any_is() -> None:
