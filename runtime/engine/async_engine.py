@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -136,7 +136,7 @@ class AsyncEngine:
                 self.limits, live=self._open_streams.total(), own=self._open_streams[tenant]
             )
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Deltas of one request; the last has `finish`. Leaving for any reason aborts it.
 
         Output since the last read is merged into one delta. Raises RequestError, OverloadedError or

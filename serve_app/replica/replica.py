@@ -130,7 +130,7 @@ class ModelReplica:
         stream = self._engine.stream(request)
         opening, echo = _opening(task, prompt), task.echo
         counter = self._thinking_counter(task, prompt)
-        async with aclosing(stream) as deltas:  # type: ignore[type-var]
+        async with aclosing(stream) as deltas:
             async for delta in deltas:
                 if delta.finish is FinishReason.FAILED:
                     raise failure(self._engine, delta)

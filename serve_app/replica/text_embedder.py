@@ -220,7 +220,7 @@ class TextEmbedder:
             pooling=self._pooling(),
             tenant=task.tenant,
         )
-        async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self._engine.stream(request)) as deltas:
             async for delta in deltas:
                 if delta.finish is FinishReason.FAILED:
                     raise failure(self._engine, delta)
