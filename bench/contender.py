@@ -116,7 +116,7 @@ class Isolated:
             raise SystemExit("A measured engine has ended; its own message is above.") from None
 
 
-def _work(connection: Connection, build: Callable[..., Any], arguments: tuple) -> None:
+def _work(connection: Connection, build: Callable[..., Any], arguments: tuple[object, ...]) -> None:
     contender = build(*arguments)
     connection.send(None)
     try:

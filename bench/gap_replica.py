@@ -17,7 +17,7 @@ from PIL import Image
 
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
-from serve_app.config.settings import ModelSettings
+from serve_app.config.settings import ModelSettings, VisionSettings
 from serve_app.messages.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
 from serve_app.replica.loading import load_encoder, load_replica
 from serve_app.transport.wire import Address
@@ -52,7 +52,7 @@ class GapReplica:
         encoder: Address | None = None,
     ) -> None:
         os.sched_setaffinity(0, cpus)
-        vision = {} if encoder is None else {"vision": {"placement": "pool"}}
+        vision = VisionSettings() if encoder is None else VisionSettings(placement="pool")
         settings = ModelSettings(
             name="replica",
             source=str(path),
@@ -63,7 +63,7 @@ class GapReplica:
             cache_tokens=(STREAMS + MOST_ARRIVALS) * CONTEXT_TOKENS // 2,
             prefix_cache=False,
             target_gap_ms=target_gap_ms,
-            **vision,
+            vision=vision,
         )
         self._replica = load_replica(settings, None if encoder is None else OneEncoder(encoder))
         self._seeds = itertools.count()
@@ -164,7 +164,7 @@ class EncoderProcess:
 
     def __init__(self, path: Path, cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, cpus)
-        vision = {"placement": "pool", "threads": len(cpus)}
+        vision = VisionSettings(placement="pool", threads=len(cpus))
         settings = ModelSettings(name="encoder", source=str(path), device="cpu", vision=vision)
         self._encoder = load_encoder(settings)
         self._loop = asyncio.new_event_loop()

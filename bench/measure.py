@@ -96,8 +96,8 @@ def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
             contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
             return [task.value(contender) for task in tasks]
 
-    rest = partial(Served, path, plan.setting)
-    bare = partial(Isolated, Caravan, path, plan.setting)
+    rest: Callable[[], Contender] = partial(Served, path, plan.setting)
+    bare: Callable[[], Contender] = partial(Isolated, Caravan, path, plan.setting)
     sides = (zip(*each, strict=True) for each in in_turns(values, rest, bare, plan.rounds))
     return [
         Row(label, task.name, task.unit, *pair) for task, *pair in zip(tasks, *sides, strict=True)

@@ -38,7 +38,7 @@ class Server:
         self,
         command: list[str],
         port: int,
-        folder: tempfile.TemporaryDirectory,
+        folder: tempfile.TemporaryDirectory[str],
         arguments: Mapping[str, Any],
         *,
         variables: Mapping[str, str],

@@ -24,7 +24,7 @@ from runtime.errors import RequestError
 ROUNDS, SECONDS = 15, 1.0
 TURNS, TOOLS = 100, 50  # numbers in the long conversation
 SHOWN = 12
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+BOS, EOS = "<s>", "</s>"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 5
 PARAMETERS = {
     "type": "object",
@@ -75,7 +75,7 @@ def main() -> None:
 
 def _timed(source: str) -> tuple[Timing, Timing] | None:
     """The timings of the short and the long conversation; None if it refuses one of them."""
-    template = ChatTemplate(source, **TOKENS)
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
     short = _timing(template, _conversations(1, 1))
     long = _timing(template, _conversations(TURNS, TOOLS))
     return (short, long) if short and long else None
@@ -102,8 +102,9 @@ def _sides(
 
     def theirs() -> str:
         (text,), _ = render_jinja_template(
-            [chat], tools, chat_template=template.source, add_generation_prompt=True, **TOKENS
-        )
+            [chat], tools, chat_template=template.source, add_generation_prompt=True,
+            bos_token=BOS, eos_token=EOS,
+        )  # fmt: skip
         return text
 
     return ours, theirs
@@ -119,7 +120,7 @@ def _interleaved(ours: Callable[[], str], theirs: Callable[[], str]) -> Timing:
         waited.append(time.perf_counter() - called)
         for render, seconds in zip((ours, theirs), taken, strict=True):
             seconds += _processor_seconds(render)
-    return Timing(*(1000 * median(seconds) for seconds in taken), 1000 * min(waited))
+    return Timing(1000 * median(taken[0]), 1000 * median(taken[1]), 1000 * min(waited))
 
 
 def _processor_seconds(render: Callable[[], str]) -> list[float]:

@@ -43,7 +43,8 @@ def read_model(path: Path) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
 def _tokenizer(file: GGUFFile) -> Tokenizer:
     tokens, merges = file.metadata["tokenizer.ggml.tokens"], file.metadata["tokenizer.ggml.merges"]
     assert isinstance(tokens, list) and isinstance(merges, list)
-    return byte_level_tokenizer(tokens, [tuple(merge.split(" ")) for merge in merges])
+    pairs = [merge.partition(" ") for merge in merges]
+    return byte_level_tokenizer(tokens, [(first, second) for first, _, second in pairs])
 
 
 def _stored(file: GGUFFile, name: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ Answers to texts must equal the right one; answers about pictures must have the 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from serve_app.replica.replica import ModelReplica
 from tools import demo_dialogues, demo_picture_dialogues, demo_tools
 from tools.demo_dialogues import Question
 from tools.demo_model import CONTEXT_TOKENS
-from tools.demo_picture_dialogues import Message, PictureQuestion, is_right, with_text_first
+from tools.demo_picture_dialogues import PictureQuestion, is_right, with_text_first
 from tools.demo_pictures import png
 from tools.demo_tools import ToolQuestion
 
@@ -44,7 +44,12 @@ def report(path: Path, *, per_skill: int, show: int) -> None:
     questions: list[_Question] = [*texts, *calls, *looks, *text_first]
     given = asyncio.run(_answers(path, questions))
     print(f"{path}: {path.stat().st_size:,} bytes")
-    groups = {"texts": texts, "a tool": calls, "image first": looks, "text first": text_first}
+    groups: Mapping[str, Sequence[_Question]] = {
+        "texts": texts,
+        "a tool": calls,
+        "image first": looks,
+        "text first": text_first,
+    }
     for kind, asked in groups.items():
         right: Counter[str] = Counter()
         for question in asked:
@@ -90,7 +95,7 @@ async def _answer(replica: ModelReplica, question: _Question, slots: asyncio.Sem
             return "".join([delta.text async for delta in deltas])
 
 
-def as_sent(message: Message | dict[str, Any], side: int) -> Asked:
+def as_sent(message: Mapping[str, Any], side: int) -> Asked:
     """The message as the server receives it, with PNG files of `side` pixels for its pictures."""
     images = [ImagePart(png(picture, side)) for picture in message.get("pictures", ())]
     text = message["content"]

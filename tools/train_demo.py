@@ -176,7 +176,7 @@ def _begin(options: argparse.Namespace, saved: dict[str, Any]) -> Training:
 
 def _optimizers(module: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the rest; the rate is AdamW's."""
-    matrices, rest = [], []
+    matrices, rest = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
     for name, part in module.named_parameters():
         (matrices if part.ndim == 2 and "layers." in name else rest).append(part)
     return [
@@ -309,7 +309,7 @@ def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tenso
     )
     header = tokenizer.encode(render([], reply=True)).ids
     equals = tokenizer.encode(" =").ids
-    end = tokenizer.token_to_id(END)
+    [end] = tokenizer.encode(END).ids
     for step in count():
         if step % TOOLS_EVERY:
             chats = _rows(calls, tokenizer, TOOL_ROW, TOKENS_PER_STEP // TOOL_ROW)

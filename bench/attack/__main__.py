@@ -8,7 +8,7 @@ its files nor keys. The exit status is 1 if an attack had an effect beyond the l
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from bench.attack import bodies, connections, host, models, pages, tenants
 from bench.attack.outcome import Outcome
@@ -26,6 +26,7 @@ KEYED: tuple[Attack, ...] = (tenants.attack, models.attack, host.attack)
 
 
 def main(arguments: list[str]) -> int:
+    runs: list[tuple[AbstractContextManager[Target], tuple[Attack, ...]]]
     if arguments:
         runs = [(nullcontext(Target(arguments[0].rstrip("/"))), OPEN)]
     else:

@@ -57,8 +57,12 @@ async def _template(target: Target, name: str, template: str) -> Outcome:
         model = {"model": "hostile", "from": "demo", "template": template, "stream": False}
         created = await client.post("/api/create", json=model)
         async with watching(target.url, target.keys.bob, model="demo") as seen:
-            body = {"model": "hostile", "messages": [{"role": "user", "content": "Hello"}]}
-            body |= {"stream": False, "options": {"num_predict": 1}}
+            body = {
+                "model": "hostile",
+                "messages": [{"role": "user", "content": "Hello"}],
+                "stream": False,
+                "options": {"num_predict": 1},
+            }
             asked = await asyncio.gather(*(client.post("/api/chat", json=body) for _ in range(4)))
             await asyncio.sleep(WATCHED_S)
         await client.request("DELETE", "/api/delete", json={"model": "hostile"})
@@ -113,16 +117,17 @@ def _succeeded(answer: httpx.Response) -> bool:
 async def _upload_without_length(target: Target) -> Outcome:
     """Uploads twice the allowed bytes in chunks, without a Content-Length."""
     assert target.keys is not None and target.store is not None
+    key, store = target.keys.manager, target.store
     largest = 0
 
     async def pieces() -> AsyncIterator[bytes]:
         nonlocal largest
         for _ in range(2 * MAX_UPLOAD_BYTES // len(PIECE)):
             yield PIECE
-            largest = max(largest, _size(target.store))
+            largest = max(largest, _size(store))
 
-    before = _size(target.store)
-    async with target.client(target.keys.manager) as client:
+    before = _size(store)
+    async with target.client(key) as client:
         try:
             url = f"/api/blobs/sha256:{'1' * 64}"
             status = str((await client.post(url, content=pieces())).status_code)
@@ -140,7 +145,8 @@ async def _upload_without_length(target: Target) -> Outcome:
 async def _aborted_uploads(target: Target) -> Outcome:
     """Aborts uploads; the bytes of aborted uploads must be removed."""
     assert target.keys is not None and target.store is not None
-    before = _size(target.store)
+    key, store = target.keys.manager, target.store
+    before = _size(store)
     largest = before
 
     async def leave(number: int) -> None:
@@ -148,19 +154,19 @@ async def _aborted_uploads(target: Target) -> Outcome:
             nonlocal largest
             for _ in range(UPLOAD_BYTES // len(PIECE)):
                 yield PIECE
-                largest = max(largest, _size(target.store))
+                largest = max(largest, _size(store))
             raise ConnectionError
 
         url = f"/api/blobs/sha256:{number:064x}"
-        async with target.client(target.keys.manager) as client:
+        async with target.client(key) as client:
             with suppress(httpx.HTTPError, ConnectionError):
                 await client.post(url, content=pieces())
 
     await asyncio.gather(*(leave(number + 2) for number in range(UPLOADS)))
     deadline = time.monotonic() + ABORTED_S
-    while _size(target.store) > before + 2**20 and time.monotonic() < deadline:
+    while _size(store) > before + 2**20 and time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-    written, left = largest - before, _size(target.store) - before
+    written, left = largest - before, _size(store) - before
     return Outcome(
         "aborted uploads",
         f"{UPLOADS} uploads of {UPLOAD_BYTES / 2**20:.0f} MiB end before their end",

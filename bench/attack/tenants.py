@@ -46,7 +46,7 @@ async def _management(target: Target) -> Outcome:
     """Sends management requests with a key that may only use models."""
     assert target.keys is not None
     blob = f"/api/blobs/sha256:{'0' * 64}"
-    requests = (
+    requests: tuple[tuple[str, str, dict[str, str]], ...] = (
         ("POST", "/api/pull", {"model": "registry.example/none"}),
         ("POST", "/api/create", {"model": "mine", "from": "demo"}),
         ("POST", "/api/copy", {"source": "demo", "destination": "mine"}),

@@ -102,7 +102,7 @@ def sessions(mix: Mix, *, seconds: float, seed: int) -> list[Session]:
     kinds = ("chat", "document", "unshared")
     weights = (mix.chats, mix.documents, mix.unshared)
     maker = _Maker(mix, random)
-    found, now = [], 0.0
+    found, now = list[Session](), 0.0
     while True:
         now += random.expovariate(mix.sessions_per_s * _intensity(mix, now))
         if now > seconds:

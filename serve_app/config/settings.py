@@ -179,7 +179,9 @@ class ModelSettings(EngineSettings):
     """A number of replicas that follows the load; see "Autoscaling"."""
     parallel: ParallelSettings = ParallelSettings()
     """Tensor parallelism; see "Models larger than a device"."""
-    tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=1)
+    tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        default=None, min_length=1
+    )
     """Shares of the layers on several GPUs of one process; see "Models larger than a device"."""
     num_gpu: int | None = Field(default=None, ge=0)
     """Number of layers on GPUs, which are the last ones; the host computes the others. null: as

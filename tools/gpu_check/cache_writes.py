@@ -1,6 +1,6 @@
 """Checks the kernel before attention and the writes to every type of cache against their twins."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,9 @@ STEPS = {
     CacheType.Q8_0: 4e-2, CacheType.Q4_0: 0.7, CacheType.FP8: 0.3,
 }  # fmt: skip
 _DIMS = (96, 64)
+Preparation = Callable[
+    [Tensor, tuple[Tensor, Tensor], HeadNorms, Rotation | None, LayerPages, AttentionPlan], Tensor
+]
 
 
 def write_checks(task: Task) -> Iterator[Check]:
@@ -50,16 +53,17 @@ def _check(task: Task, name: str, type: CacheType, norms: str, rotation: str) ->
     sizes = (key_dim, key_dim, value_dim, key_dim, key_dim)
     kinds = list(zip(NORMS[norms], sizes, strict=True))
     weights = [noise(size) if kind == "w" else None for kind, size in kinds]
-    angles, pairs = (noise(TOKENS, 40), noise(TOKENS, 40)), ROTATIONS[rotation]
+    (cos, sin), pairs = (noise(TOKENS, 40), noise(TOKENS, 40)), ROTATIONS[rotation]
 
-    def prepared(function, device: torch.device) -> tuple[Tensor, LayerPages]:
+    def prepared(function: Preparation, device: torch.device) -> tuple[Tensor, LayerPages]:
         given = HeadNorms(*(
             None if kind == "-" else RMSNorm(None if weight is None else weight.to(device), 1e-3)
             for (kind, _), weight in zip(kinds, weights, strict=True)
         ))  # fmt: skip
-        turned = pairs and Rotation(*(each.to(device) for each in angles), pairs)
+        turned = None if pairs is None else Rotation(cos.to(device), sin.to(device), pairs)
         x, pages = wide.to(device), _empty_pages(type, device)
-        plan = AttentionPlan(*[torch.zeros(0)] * 4, cells.to(device), ())
+        unused = torch.zeros(0)
+        plan = AttentionPlan(unused, unused, unused, unused, cells.to(device), ())
         stored = x[:, HEADS:, :key_dim], values.to(device)
         return function(x[:, :HEADS, :key_dim], stored, given, turned, pages, plan), pages
 

@@ -66,12 +66,12 @@ def _check_attention(task: Task, type: CacheType) -> None:
     queries = queries.to(task.device, torch.float32 if task.dry else torch.bfloat16)
     parts = pages.keys.to(task.device), pages.values.to(task.device)
     pages = replace(pages, keys=parts[0], values=parts[1])
-    options = {"scale": scenes.SCALE, "deterministic": True}
-    together = paged_attention(queries, pages, plan.to(task.device), **options)
+    attend = partial(paged_attention, scale=scenes.SCALE, deterministic=True)
+    together = attend(queries, pages, plan.to(task.device))
     different = []
     for row in sorted({row for span in plan.spans for row in (span.begin, span.end - 1)}):
         one = scenes.rows_of(plan, row, row + 1).to(task.device)
-        got = paged_attention(queries[row : row + 1], pages, one, **options)
+        got = attend(queries[row : row + 1], pages, one)
         if not torch.equal(got[0], together[row]):
             different.append(row)
     task.report.check(f"attention, {type.value}", not different, different=different)

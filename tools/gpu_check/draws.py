@@ -81,16 +81,19 @@ def _check_repetitions(task: Task, name: str, base: float, allowed: int) -> None
     ends[0] = context - 1
     ints = torch.tensor([[allowed, 2**31 - 1, 60]]).repeat(rows, 1)
     ints[1, 1] = 12  # last tokens
-    given = (
-        torch.arange(1, rows), torch.arange(rows).flip(0), ends, history,
-        torch.tensor([[0.8, base]]).repeat(rows, 1), ints, breakers,
-    )  # fmt: skip
+    floats, slots = torch.tensor([[0.8, base]]).repeat(rows, 1), torch.arange(rows).flip(0)
+
+    def repeated(device: torch.device) -> RepeatedRows:
+        return RepeatedRows(
+            torch.arange(1, rows, device=device), slots.to(device), ends.to(device),
+            history.to(device), floats.to(device), ints.to(device), breakers.to(device),
+            window=context, longest=70,
+        )  # fmt: skip
+
     logits = torch.zeros(rows, vocabulary)
     there = logits.to(task.device)
-    penalise_repetitions(
-        there, RepeatedRows(*(each.to(task.device) for each in given), window=context, longest=70)
-    )
-    penalise_repetitions_twin(logits, RepeatedRows(*given, window=context, longest=70))
+    penalise_repetitions(there, repeated(task.device))
+    penalise_repetitions_twin(logits, repeated(logits.device))
     close = torch.allclose(there.cpu(), logits, rtol=1e-5, atol=0)
     task.report.check(name, close and bool(logits.any()))
 

@@ -226,11 +226,14 @@ def _check_scores(model: _Model, name: str) -> None:
         for n in range(5)
     ]  # fmt: skip
     found, expected, _ = model.both(requests)
-    both = [[*one.prompt_logprobs, *one.logprobs] for one in (*found, *expected)]
+    both = [
+        [each.logprob for each in (*one.prompt_logprobs, *one.logprobs) if each.logprob is not None]
+        for one in (*found, *expected)
+    ]
     half = len(both) // 2
     counts = [len(each) for each in both]
     worst = largest(
-        abs(a.logprob - b.logprob)
+        abs(a - b)
         for one, other in zip(both[:half], both[half:], strict=True)
         for a, b in zip(one, other, strict=False)
     )

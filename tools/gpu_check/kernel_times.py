@@ -1,8 +1,10 @@
 """Which kernels the time of a step goes to."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import nlargest
+from operator import itemgetter
 from unittest.mock import patch
 
 import torch
@@ -11,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from runtime.engine.step_plan import StepPlan
 from runtime.worker.runner import DeviceRunner
+from runtime.worker.step_results import Launched
 from tools.gpu_check.report import Task
 
 _SHOWN, _NAME = 10, 40
@@ -46,9 +49,9 @@ class StepProfile:
         """Kernels and copies on the device per step."""
         return sum(1 for _ in self._on_device()) / self.steps
 
-    def microseconds(self) -> Counter[str]:
+    def microseconds(self) -> dict[str, float]:
         """Per step, by the name of the kernel."""
-        found = Counter[str]()
+        found = defaultdict[str, float](float)
         for name, taken in self._on_device():
             found[name[:_NAME]] += taken / self.steps
         return found
@@ -63,7 +66,7 @@ class StepProfile:
 def profiling(task: Task, wanted: Callable[[int], bool]) -> Iterator[StepProfile]:
     found, launch = StepProfile(wanted, dry=task.dry), DeviceRunner.launch
 
-    def profiled(runner: DeviceRunner, plan: StepPlan):
+    def profiled(runner: DeviceRunner, plan: StepPlan) -> Launched:
         found.before(sum(chunk.length for chunk in plan.chunks))
         return launch(runner, plan)
 
@@ -77,5 +80,5 @@ def report_kernels(task: Task, name: str, found: StepProfile) -> None:
     task.report.figure(f"{name}, launches a step", found.launches(), "launches")
     times = found.microseconds()
     task.report.figure(f"{name}, kernels of a step", sum(times.values()) / 1e3, "ms")
-    for kernel, taken in times.most_common(_SHOWN):
+    for kernel, taken in nlargest(_SHOWN, times.items(), key=itemgetter(1)):
         task.report.figure(f"{name}, {kernel}", taken, "µs a step")

@@ -21,10 +21,12 @@ from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.engine.request import GenerationRequest
+from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
+from runtime.worker.step_results import Launched
 from tests.families.agreement import random_tokens
 from tests.families.engine_runs import answers, mixed_requests
 from tests.families.factored_files import factored
@@ -197,7 +199,7 @@ def _never_waiting(device: torch.device) -> Iterator[Steps]:
     """A launch in which torch waits for the device raises an error and fails its requests."""
     steps, launch = Steps(), DeviceRunner.launch
 
-    def checked(runner: DeviceRunner, plan):
+    def checked(runner: DeviceRunner, plan: StepPlan) -> Launched:
         steps.count += 1
         steps.recordings |= runner.recorded_rows
         if device.type != "cuda":

@@ -66,7 +66,7 @@ def _norms() -> dict[str, Pair]:
             lambda x: twins.rms_norm_twin(parts(x), heads[0], 1e-5),
         ),
         "layer norms of parts": (
-            lambda x: pointwise.norm(parts(x), *(each.to(x.device) for each in heads), 1e-5),
+            lambda x: pointwise.norm(parts(x), heads[0].to(x.device), heads[1].to(x.device), 1e-5),
             lambda x: twins.layer_norm_twin(parts(x), *heads, 1e-5),
         ),
         "moments": (
@@ -165,6 +165,10 @@ def _check_angles(task: Task, name: str, axes: Tensor | None, shape: tuple[int, 
     frequencies = 1e4 ** -(torch.arange(pairs) / pairs)
     positions = torch.randint(1 << 20, shape, generator=torch.Generator().manual_seed(5))
     expected = twins.rotary_angles_twin(positions, frequencies, axes, 1.2)
-    there = [None if x is None else x.to(task.device) for x in (frequencies, axes)]
-    got = pointwise.rotary_angles(positions.to(task.device), *there, 1.2)
+    got = pointwise.rotary_angles(
+        positions.to(task.device),
+        frequencies.to(task.device),
+        None if axes is None else axes.to(task.device),
+        1.2,
+    )
     check_close(task, name, torch.cat(got), torch.cat(expected))

@@ -137,7 +137,7 @@ def _check_answers(task: Task, server: Server) -> None:
     picture = base64.b64encode(_PICTURE.read_bytes()).decode()
     for question, (known, pictured) in _KNOWN.items():
         with task.report.guarding(question):
-            message = {"role": "user", "content": question}
+            message: dict[str, object] = {"role": "user", "content": question}
             message |= {"images": [picture]} if pictured else {}
             body = {"model": "demo", "messages": [message], "options": {"temperature": 0}}
             whole = server.json("POST", "/api/chat", stream=False, **body)["message"]["content"]

@@ -18,12 +18,14 @@ from runtime.distributed.rank_group import RankGroup
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
+from runtime.engine.step_plan import StepPlan
 from runtime.kernels.triton.products import product
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
+from runtime.worker.step_results import Launched
 from tests.cuda.large_model import SHAPE, VOCABULARY
 from tests.families.engine_runs import answers
 from tests.kernels.random_weights import random_weight
@@ -73,7 +75,7 @@ def run(task: Task) -> None:
     }
     task.make([("8B", partial(measure_model, task, "8B", shape, LABEL, goals))])
     ceilings = measure(task)
-    matrices = {"head": (VOCABULARY, shape.hidden)} | shape.matrices()
+    matrices: dict[str, tuple[int, ...]] = {"head": (VOCABULARY, shape.hidden)} | shape.matrices()
     if task.dry:
         matrices = {"ffn_down": (2, 256)}
     finer = ("head", "attn_v", "ffn_down")
@@ -193,7 +195,7 @@ class Step:
 def _recording() -> Iterator[list[Step]]:
     steps, launch = list[Step](), DeviceRunner.launch
 
-    def recorded(runner: DeviceRunner, plan):
+    def recorded(runner: DeviceRunner, plan: StepPlan) -> Launched:
         began, processor = time.perf_counter(), time.thread_time()
         launched = launch(runner, plan)
         rows = sum(chunk.length for chunk in plan.chunks)
@@ -259,7 +261,7 @@ def _prompt_s(engine: AsyncEngine, length: int) -> float:
 
 
 def _measure_product(
-    task: Task, name: str, type: str, size: tuple[int, int], ceilings: Ceilings
+    task: Task, name: str, type: str, size: tuple[int, ...], ceilings: Ceilings
 ) -> None:
     """The share of what the device could do: of its bytes or its operations, which take longer."""
     weight = random_weight(block_type(type), *size)

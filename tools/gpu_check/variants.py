@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bench.make_model import Shape
-from runtime.kernels.pointwise import curve_of, silu_mul
 from runtime.kernels.triton import (
     attention,
     fragments,
@@ -38,6 +38,7 @@ from tests.cuda.large_model import SHAPE
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check import speed
 from tools.gpu_check.ceilings import recorded_seconds
+from tools.gpu_check.products import silu_curve
 from tools.gpu_check.report import Task
 
 _ROTATED_BYTES = 200 << 20  # of copies of a matrix, more than caches hold
@@ -98,7 +99,13 @@ def _compile_all() -> None:
 def _compile(part: int, parts: int) -> None:
     """Compiles the kernels of every n-th case. A variant that does not compile fails later."""
 
-    def compiled(kernel, grid, arguments, options, device) -> None:
+    def compiled(
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: tuple[object, ...],
+        options: dict[str, object],
+        device: torch.device,
+    ) -> None:
         kernel.warmup(*arguments, grid=grid, **options)
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -133,7 +140,7 @@ def _cases(device: torch.device, *, dry: bool, copies: int) -> Iterator[Case]:
     yield from _attention(device, dtype, dry=dry)
 
 
-def _matrices(*, dry: bool) -> list[tuple[str, str, tuple[int, int], bool]]:
+def _matrices(*, dry: bool) -> list[tuple[str, str, tuple[int, ...], bool]]:
     """Name, type, size, and whether it has gates and their values."""
     if dry:
         return [("gate_up", "Q4_K", (4, 256), True)]
@@ -213,31 +220,31 @@ def _dense_products(name: str, products: Products, draw: Draw, *, dry: bool) -> 
 
 def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
-        return vector.gated_vectors(x, weight, curve_of(silu_mul))
+        return vector.gated_vectors(x, weight, silu_curve())
     return vector.vector_products(x, (weight,))[0]
 
 
 def _by_fragments(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
-        return fragments.gated_fragments(x, weight, curve_of(silu_mul))
+        return fragments.gated_fragments(x, weight, silu_curve())
     return fragments.fragment_products(x, (weight,), x.dtype)[0]
 
 
 def _by_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
-        return tiles.gated_tiles(x, weight, curve_of(silu_mul))
+        return tiles.gated_tiles(x, weight, silu_curve())
     return tiles.tile_product(x, weight)
 
 
 def _by_wide_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
-        return wide_tiles.gated_wide_tiles(x, weight, curve_of(silu_mul))
+        return wide_tiles.gated_wide_tiles(x, weight, silu_curve())
     return wide_tiles.wide_products(x, (weight,), x.dtype)[0]
 
 
 def _dense(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     result = products._dense_product(x, weight)
-    return gate(curve_of(silu_mul), *result.chunk(2, dim=1)) if gated else result
+    return gate(silu_curve(), *result.chunk(2, dim=1)) if gated else result
 
 
 def _attention(device: torch.device, dtype: torch.dtype, *, dry: bool) -> Iterator[Case]:
