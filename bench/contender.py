@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 TOP_K = 40
 TOP_P = 0.9
 TEMPERATURE = 0.8
+P = ParamSpec("P")
 Measured = TypeVar("Measured")
 Value = TypeVar("Value")
 
@@ -82,19 +83,24 @@ class Inspectable(Contender, Protocol):
         ...
 
 
-class Isolated:
-    """A contender in its own process, so that contenders share neither threads nor memory."""
+def isolated(build: Callable[P, Measured], *arguments: P.args, **options: P.kwargs) -> Measured:
+    """What `build` makes, in its own process, so that contenders share neither threads nor memory.
+    Only its public methods are there; their arguments and values are pickled."""
+    return cast(Measured, _Isolated(partial(build, *arguments, **options)))
 
-    def __init__(self, build: Callable[..., Any], *arguments: object) -> None:
+
+class _Isolated:
+    """Passes calls of public methods to an object in another process."""
+
+    def __init__(self, build: Callable[[], object]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_work, args=(theirs, build, arguments), daemon=True)
+        self._process = spawn.Process(target=_work, args=(theirs, build), daemon=True)
         self._process.start()
         theirs.close()
         self._answer()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        """A public method of the contender; its arguments and its value are pickled."""
         if method.startswith("_"):
             raise AttributeError(method)
         return partial(self._call, method)
@@ -116,8 +122,8 @@ class Isolated:
             raise SystemExit("A measured engine has ended; its own message is above.") from None
 
 
-def _work(connection: Connection, build: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-    contender = build(*arguments)
+def _work(connection: Connection, build: Callable[[], Any]) -> None:
+    contender = build()
     connection.send(None)
     try:
         while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from bench.cache import CACHE
-from bench.contender import Isolated
+from bench.contender import isolated
 from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica, Waits
 from bench.machine import describe_machine
 from bench.real_model import real_model
@@ -66,18 +66,18 @@ def image_rows(path: Path, shape: VisionModelShape, cpus: Sequence[int], rounds:
     a separate encoder."""
     print("gaps of streams beside images", flush=True)
     half = len(cpus) // 2
-    with closing(Isolated(GapReplica, path, cpus)) as replica:
+    with closing(isolated(GapReplica, path, cpus)) as replica:
         rows = _image_rows("own encoder", replica, shape, rounds)
     if not half:
         return rows
     with ExitStack() as stack:
-        encoder = stack.enter_context(closing(Isolated(EncoderProcess, path, cpus[half:])))
-        own = (GapReplica, path, cpus[:half], None, encoder.address())
-        replica = stack.enter_context(closing(Isolated(*own)))
+        encoder = stack.enter_context(closing(isolated(EncoderProcess, path, cpus[half:])))
+        other = isolated(GapReplica, path, cpus[:half], None, encoder.address())
+        replica = stack.enter_context(closing(other))
         return rows + _image_rows("encoder process", replica, shape, rounds)
 
 
-def _image_rows(label: str, replica: Isolated, shape: VisionModelShape, rounds: int) -> list[Row]:
+def _image_rows(label: str, replica: GapReplica, shape: VisionModelShape, rounds: int) -> list[Row]:
     rows = []
     for count in (1, MOST_ARRIVALS):
         images, prompts, nothing = [], [], []
@@ -97,7 +97,7 @@ def long_prompts_table(path: Path, cpus: Sequence[int], rounds: int) -> str:
     targets = (None, TARGET_GAP_MS)
     with ExitStack() as stack:
         replicas = {
-            target: stack.enter_context(closing(Isolated(GapReplica, path, cpus, target)))
+            target: stack.enter_context(closing(isolated(GapReplica, path, cpus, target)))
             for target in targets
         }
         found: dict[float | None, list[Waits]] = {target: [] for target in targets}

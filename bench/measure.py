@@ -1,13 +1,13 @@
 """Measures the rows of the tables: two contenders run the same tasks in turn."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench.contender import Contender, Inspectable, Isolated, Prompts, Setting, in_turns
+from bench.contender import Contender, Inspectable, Prompts, Setting, in_turns, isolated
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, SamplerShare
@@ -46,10 +46,7 @@ class Task:
 def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
     """Rows of this engine against llama.cpp, and the largest difference of log-probabilities."""
     print(f"{label}: this engine and llama.cpp", flush=True)
-    with (
-        closing(Isolated(Caravan, path, plan.setting)) as ours,
-        closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
-    ):
+    with _both(path, plan.setting) as (ours, peer):
         distance = _distance(ours, peer, plan.prompts.draw(SHORT_PROMPT_TOKENS))
         return _speed_rows(label, ours, peer, plan), distance
 
@@ -57,10 +54,7 @@ def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
 def speed_rows(path: Path, label: str, plan: Plan, compute: Compute) -> list[Row]:
     """Rows of this engine against llama.cpp."""
     print(f"{label}: this engine and llama.cpp", flush=True)
-    with (
-        closing(Isolated(Caravan, path, plan.setting, compute)) as ours,
-        closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
-    ):
+    with _both(path, plan.setting, compute) as (ours, peer):
         for contender in (ours, peer):
             contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
         return _speed_rows(label, ours, peer, plan)
@@ -76,10 +70,7 @@ def long_context_row(path: Path, label: str, plan: Plan) -> Row:
         prompts = [plan.prompts.draw(LONG_PROMPT_TOKENS)]
         return contender.decode(prompts, LONG_ANSWER_TOKENS).tokens_per_second
 
-    with (
-        closing(Isolated(Caravan, path, setting)) as ours,
-        closing(Isolated(LlamaCpp, path, setting)) as peer,
-    ):
+    with _both(path, setting) as (ours, peer):
         pairs = in_turns(speed, ours, peer, 1)
     task = f"decode, 1 sequence after {LONG_PROMPT_TOKENS:,} tokens"
     return Row(label, task, "tokens/s", *pairs)
@@ -97,7 +88,7 @@ def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
             return [task.value(contender) for task in tasks]
 
     rest: Callable[[], Contender] = partial(Served, path, plan.setting)
-    bare: Callable[[], Contender] = partial(Isolated, Caravan, path, plan.setting)
+    bare: Callable[[], Contender] = partial(isolated, Caravan, path, plan.setting)
     sides = (zip(*each, strict=True) for each in in_turns(values, rest, bare, plan.rounds))
     return [
         Row(label, task.name, task.unit, *pair) for task, *pair in zip(tasks, *sides, strict=True)
@@ -113,6 +104,18 @@ def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
         spent = sampling_ms(count, SIZE, plan.setting.threads)
         shares.append(SamplerShare(count, spent, 1000 * count / fastest))
     return shares
+
+
+@contextmanager
+def _both(
+    path: Path, setting: Setting, compute: Compute = Compute.AUTO
+) -> Iterator[tuple[Inspectable, Inspectable]]:
+    """This engine and llama.cpp, each in its own process."""
+    with (
+        closing(isolated(Caravan, path, setting, compute)) as ours,
+        closing(isolated(LlamaCpp, path, setting)) as peer,
+    ):
+        yield ours, peer
 
 
 def _speed_rows(label: str, first: Contender, second: Contender, plan: Plan) -> list[Row]:

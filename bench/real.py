@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bench.accuracy import Accuracy, accuracy
-from bench.contender import Inspectable, Isolated, Prompts, Setting
+from bench.contender import Inspectable, Prompts, Setting, isolated
 from bench.first_token import first_token_rows
 from bench.machine import describe_machine, describe_peer
 from bench.measure import Plan, speed_rows
@@ -63,8 +63,8 @@ def text_tokens(path: Path) -> list[int]:
 def contender(name: str, path: Path, setting: Setting) -> Inspectable:
     """An engine in another process."""
     if name == PEER:
-        return Isolated(LlamaCpp, path, setting)
-    return Isolated(Caravan, path, setting, SETTINGS[name])
+        return isolated(LlamaCpp, path, setting)
+    return isolated(Caravan, path, setting, SETTINGS[name])
 
 
 def _tokenizer(path: Path) -> Tokenizer:

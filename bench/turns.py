@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from bench.cache import CACHE
-from bench.contender import Inspectable, Isolated, Setting
+from bench.contender import Contender, Setting, isolated
 from bench.machine import describe_machine
 from bench.ours import Caravan
 from bench.report import Row, comparison
@@ -86,14 +86,17 @@ def ensure_model(path: Path, config: PreTrainedConfig) -> Path:
     return path
 
 
-class Converses(Protocol):
+class Conversing(Contender, Protocol):
+    """A contender that also continues conversations."""
+
     def turns(
         self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
     ) -> tuple[float, float]:
         """See `Caravan.turns`."""
+        ...
 
 
-def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row:
+def turn_row(label: str, contender: Conversing, turns: Turns, rounds: int) -> Row:
     r = random.Random(1)
 
     def tokens(count: int) -> list[int]:
@@ -109,21 +112,21 @@ def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row
 
 
 def turn_rows(
-    folder: Path, turns: Turns, peer: type[Inspectable], threads: int, rounds: int
+    folder: Path, turns: Turns, peer: type[Conversing], threads: int, rounds: int
 ) -> list[Row]:
     setting = Setting(threads, CONTEXT_TOKENS, sequences=4, step_tokens=STEP_TOKENS)
     rows = []
     for name, config in configurations().items():
         path = ensure_model(folder / f"turns-{name}.gguf", config)
-        with closing(Isolated(Caravan, path, setting)) as ours:
+        with closing(isolated(Caravan, path, setting)) as ours:
             rows.append(turn_row(name, ours, turns, rounds))
         if name == "attention":
-            with closing(Isolated(peer, path, setting)) as theirs:
+            with closing(isolated(peer, path, setting)) as theirs:
                 rows.append(turn_row(f"{name}, in llama.cpp", theirs, turns, rounds))
     return rows
 
 
-def turns_section(peer: type[Inspectable], build: str, threads: int, rounds: int) -> str:
+def turns_section(peer: type[Conversing], build: str, threads: int, rounds: int) -> str:
     """The section of bench/RESULTS.md. `peer` is llama.cpp and `build` the line about it; they are
     given by the caller, so that the rest of this module can be tested where llama.cpp is not
     installed."""

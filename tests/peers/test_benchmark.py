@@ -39,7 +39,7 @@ def test_no_ray_runs_beside_the_bare_engine(monkeypatch: pytest.MonkeyPatch) -> 
             events.append(f"{self._name} ends")
 
     monkeypatch.setattr(measure, "Served", Fake)
-    monkeypatch.setattr(measure, "Isolated", Fake)
+    monkeypatch.setattr(measure, "isolated", Fake)
     rows = against_rest(Path("x.gguf"), "Q4_0", PLAN)
     assert events == [
         *("rest starts", "rest ends", "bare starts", "bare ends"),

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import contender
-from bench.contender import Clock, Decoding, Isolated, Prompts, in_turns
+from bench.contender import Clock, Decoding, Prompts, in_turns, isolated
 from bench.report import Row, comparison, with_spread
 
 
@@ -69,7 +69,7 @@ class Adder:
 
 
 def test_an_isolated_contender_has_the_public_methods_of_its_class() -> None:
-    isolated = Isolated(Adder, 3)
-    assert [isolated.add(1), isolated.add(2)] == [4, 6]
-    assert not hasattr(isolated, "_sum")
-    isolated.close()
+    adder = isolated(Adder, start=3)
+    assert [adder.add(1), adder.add(2)] == [4, 6]
+    assert not hasattr(adder, "_sum")
+    adder.close()
