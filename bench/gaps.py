@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
-from statistics import quantiles
 
 from bench.cache import CACHE
 from bench.contender import isolated
 from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica, Waits
 from bench.machine import describe_machine
+from bench.percentiles import percentile
 from bench.real_model import real_model
 from bench.report import Row, comparison
 from bench.sections import GAPS
@@ -112,16 +112,11 @@ def long_prompts_table(path: Path, cpus: Sequence[int], rounds: int) -> str:
     for target, waits in found.items():
         firsts = list(chain.from_iterable(each.first_tokens for each in waits))
         gaps = list(chain.from_iterable(each.gaps for each in waits))
-        figures = [*_percentiles(firsts), *_percentiles(gaps), max(gaps)]
+        figures = [percentile(each, share) for each in (firsts, gaps) for share in (0.5, 0.99)]
+        figures.append(max(gaps))
         shown = " | ".join(f"{1000 * figure:.0f}" for figure in figures)
         lines.append(f"| {'null' if target is None else f'{target:.0f}'} | {shown} |")
     return "\n".join(lines)
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 50th and the 99th percentile."""
-    cuts = quantiles(values, n=100, method="inclusive")
-    return cuts[49], cuts[98]
 
 
 def _longest_ms(waits: Waits) -> float:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from bench.percentiles import percentile
+
 HEALTH_PERIOD_S = 0.02
 # Later answers count as this time, so that a server that hangs is measured too.
 PATIENCE_S = 120.0
@@ -36,8 +38,7 @@ class Measurements:
 
     @property
     def health_p99(self) -> float:
-        ordered = sorted(self.health)
-        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else PATIENCE_S
+        return percentile(self.health, 0.99) if self.health else PATIENCE_S
 
     @property
     def longest_gap(self) -> float:

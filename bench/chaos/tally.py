@@ -1,10 +1,11 @@
 """The outcome of the streams, and the faults that were injected."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from bench.percentiles import percentile
 
 
 @dataclass(slots=True)
@@ -136,6 +137,4 @@ def _spread(seconds: Sequence[float]) -> str:
     """The median over the faults, the 95th percentile and the longest."""
     if not seconds:
         return "-"
-    ordered = sorted(seconds)
-    ranks = (math.ceil(share * len(ordered)) - 1 for share in (0.5, 0.95, 1.0))
-    return " / ".join(f"{ordered[rank]:.1f}" for rank in ranks)
+    return " / ".join(f"{percentile(seconds, share):.1f}" for share in (0.5, 0.95, 1.0))

@@ -1,10 +1,11 @@
 """Runs a scenario with each policy and returns the rows of a table."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
+from bench.percentiles import percentile
 from bench.simulation.contestants import OTHERS, Make, Ours
 from bench.simulation.scenarios import Scenario
 from bench.simulation.traces import sessions
@@ -79,7 +80,7 @@ def over_traces(scenario: Scenario, make: Make, count: int = TRACES) -> TraceMea
     found = [
         (
             fmean(outcome.first_s),
-            median(outcome.first_s),
+            percentile(outcome.first_s, 0.5),
             percentile(outcome.first_s, 0.95),
             max(outcome.first_s),
             outcome.in_time_tokens / period_s,
@@ -95,11 +96,6 @@ def run(scenario: Scenario, make: Make, seed: int = 0) -> Outcome:
     outcome = Outcome(scenario.warm_s, scenario.seconds)
     world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s)
     return world.run(trace)
-
-
-def percentile(values: Iterable[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def _row(name: str, scenario: Scenario, outcome: Outcome) -> Row:

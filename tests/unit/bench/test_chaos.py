@@ -39,7 +39,7 @@ def test_the_longest_of_each_fault_is_kept_and_summed_up_for_its_kind(tally):
     found = {
         row[0]: [each.strip() for each in row[1:] if each.strip()] for row in rows if len(row) > 2
     }
-    assert found["replica"] == ["2", "1.5 / 3.0 / 3.0", "0.0 / 7.0 / 7.0", "-", "-"]
+    assert found["replica"] == ["2", "2.2 / 2.9 / 3.0", "3.5 / 6.6 / 7.0", "-", "-"]
     assert found["ingress"] == ["1", *["0.0 / 0.0 / 0.0"] * 2, "1.0 / 1.0 / 1.0", "5.0 / 5.0 / 5.0"]
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.percentiles import percentile
 from bench.simulation.contestants import OTHERS, Ours
-from bench.simulation.measure import over_traces, percentile, run
+from bench.simulation.measure import over_traces, run
 from bench.simulation.page import routing_page
 from bench.simulation.replica import Job, Replica
 from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, late_replicas
