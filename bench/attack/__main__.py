@@ -17,11 +17,7 @@ from bench.attack.target import Keys, Target, serving
 Attack = Callable[[Target], Awaitable[Iterable[Outcome]]]
 
 
-async def _bodies(target: Target) -> Iterable[Outcome]:
-    return await bodies.attack(target.url)
-
-
-OPEN: tuple[Attack, ...] = (host.attack, pages.attack, connections.attack, _bodies)
+OPEN: tuple[Attack, ...] = (host.attack, pages.attack, connections.attack, bodies.attack)
 KEYED: tuple[Attack, ...] = (tenants.attack, models.attack, host.attack)
 
 

@@ -7,19 +7,19 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from urllib.parse import urlsplit
 
 from bench.attack.bystander import PATIENCE_S, watching
 from bench.attack.outcome import Outcome
+from bench.attack.target import Target, source_address
 
-# A client with another address than the bystander; limits are per address.
-ATTACKER = "127.0.0.2"
 CLIENTS = 20
 SECONDS = 5.0
 BODY_BYTES = 31 * 2**20
+NOT_CONNECTED = "not connected"
 CHAT, NATIVE, TEXT = "/v1/chat/completions", "/api/chat", "/v1/completions"
 EMBED = "/v1/embeddings"
 
@@ -80,31 +80,33 @@ BOMBS = (
 )  # fmt: skip
 
 
-async def attack(base_url: str) -> Iterable[Outcome]:
+async def attack(target: Target) -> Iterable[Outcome]:
     """The outcome without an attack, and then one for each body."""
-    outcomes = [await _outcome(base_url, "no attack", "nothing", None)]
+    outcomes = [await _outcome(target, "no attack", "nothing", None)]
     for bomb in BOMBS:
         tried = f"{CLIENTS} clients send {bomb.size / 1e6:.2f} MB to {bomb.path}"
-        outcomes.append(await _outcome(base_url, f"bodies: {bomb.name}", tried, bomb))
+        outcomes.append(await _outcome(target, f"bodies: {bomb.name}", tried, bomb))
     return outcomes
 
 
-async def _outcome(base_url: str, name: str, tried: str, bomb: Bomb | None) -> Outcome:
-    async with watching(base_url) as seen:
+async def _outcome(target: Target, name: str, tried: str, bomb: Bomb | None) -> Outcome:
+    sent = True
+    async with watching(target.url, target.bystander_key) as seen:
         if bomb is None:
             await asyncio.sleep(SECONDS)
         else:
-            statuses = await asyncio.to_thread(_in_other_process, base_url, bomb)
+            statuses = await asyncio.to_thread(_in_other_process, target, bomb)
             replies = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
             tried = f"{tried}; replies: {replies or 'none'}"
-    return Outcome(name, tried, str(seen), seen.held)
+            sent = bool(statuses.keys() - {NOT_CONNECTED})
+    return Outcome(name, tried, str(seen), sent and seen.held)
 
 
-def _in_other_process(base_url: str, bomb: Bomb) -> Counter[str]:
+def _in_other_process(target: Target, bomb: Bomb) -> Counter[str]:
     """The attackers run in another process, so that they do not slow the bystander."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_attackers, args=(base_url, bomb, theirs))
+    process = context.Process(target=_attackers, args=(target.host, target.port, bomb, theirs))
     process.start()
     theirs.close()
     try:
@@ -115,14 +117,11 @@ def _in_other_process(base_url: str, bomb: Bomb) -> Counter[str]:
         process.join()
 
 
-def _attackers(base_url: str, bomb: Bomb, results: Connection) -> None:
+def _attackers(host: str, port: int, bomb: Bomb, results: Connection) -> None:
     # Clients on other machines would not take processor time from the server.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    address = urlsplit(base_url)
-    assert address.hostname is not None
     body = bomb.build()
     head = f"POST {bomb.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    here = (address.hostname, address.port or 80)
     end, statuses = time.monotonic() + SECONDS, Counter[str]()
 
     if bomb.held_back:
@@ -131,7 +130,7 @@ def _attackers(base_url: str, bomb: Bomb, results: Connection) -> None:
 
     def send_on() -> None:
         while time.monotonic() < end:
-            statuses[_status(lambda: _exchange(here, head.encode(), body, patience_s))] += 1
+            statuses[_exchange(host, port, head.encode(), body, patience_s)] += 1
 
     clients = [threading.Thread(target=send_on, daemon=True) for _ in range(CLIENTS)]
     for client in clients:
@@ -141,19 +140,19 @@ def _attackers(base_url: str, bomb: Bomb, results: Connection) -> None:
     results.send(statuses)
 
 
-def _status(exchange: Callable[[], bytes]) -> str:
+def _exchange(host: str, port: int, head: bytes, body: bytes, patience_s: float) -> str:
+    """The status of the reply, or what happened instead."""
     try:
-        reply = exchange().split(b" ", 2)
-    except OSError as error:
-        return type(error).__name__
-    return reply[1].decode() if len(reply) > 1 else "closed"
-
-
-def _exchange(address: tuple[str, int], head: bytes, body: bytes, patience_s: float) -> bytes:
-    with socket.create_connection(address, patience_s, (ATTACKER, 0)) as connection:
+        connection = socket.create_connection((host, port), patience_s, source_address(host))
+    except OSError:
+        return NOT_CONNECTED
+    with connection:
         try:
-            connection.sendall(head)
-            connection.sendall(body)
-        except ConnectionError:
-            pass  # the server refused the body before its end; it may still have replied
-        return connection.recv(256)
+            # The server may refuse the body before its end, and have replied.
+            with suppress(ConnectionError):
+                connection.sendall(head)
+                connection.sendall(body)
+            reply = connection.recv(256).split(b" ", 2)
+        except OSError as error:
+            return type(error).__name__
+    return reply[1].decode() if len(reply) > 1 else "closed"

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bench.attack.bodies import ATTACKER
 from bench.attack.bystander import watching
 from bench.attack.outcome import Outcome
 from bench.attack.processes import Listener, tcp_listeners, watching_memory
-from bench.attack.target import Target
+from bench.attack.target import Target, source_address
 
 SLOW_BODIES, SLOW_BYTES = 40, 2**20
 HALF_OPEN = 4200
@@ -85,7 +84,7 @@ async def _half_open_headers(target: Target) -> Outcome:
         held = await _held_back(target, HALF_OPEN, b"GET / HTTP/1.1\r\nHost: loc")
     return Outcome(
         "half-open headers",
-        f"{HALF_OPEN} connections from {ATTACKER} without the end of their headers: {held}",
+        f"{HALF_OPEN} connections from another address without the end of their headers: {held}",
         str(seen),
         held.all_closed and seen.held,
     )
@@ -108,12 +107,13 @@ def _run_held_back(host: str, port: int, count: int, data: bytes) -> Held:
 async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
     """Opens `count` connections, sends `data` on each, and waits until the server closes them."""
     held, deadline = Held(), time.monotonic() + DEADLINE_S
+    source = source_address(host)
     opening = asyncio.Semaphore(64)
 
     async def hold() -> None:
         async with opening:
             try:
-                reader, writer = await asyncio.open_connection(host, port, local_addr=(ATTACKER, 0))
+                reader, writer = await asyncio.open_connection(host, port, local_addr=source)
             except (ConnectionError, TimeoutError):
                 held.refused += 1
                 return

@@ -21,6 +21,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
 MAX_UPLOAD_BYTES = 64 * 2**20
 # The name of a model whose file attacks may overwrite.
 REWRITTEN = "rewritten"
+_ATTACKER = "127.0.0.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,12 @@ class Target:
     def client(self, key: str | None = None) -> httpx.AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120.0)
+
+
+def source_address(host: str) -> tuple[str, int] | None:
+    """The address of attackers of this host, and port 0. On loopback it is not that of the
+    bystander, since limits are per address; elsewhere None, for any."""
+    return (_ATTACKER, 0) if host == "localhost" or host.startswith("127.") else None
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -15,15 +16,17 @@ import pytest
 import yaml
 
 from bench.attack import __main__ as attack
-from bench.attack import connections, host, models, processes, tenants
+from bench.attack import bodies, connections, host, models, processes, tenants
 from bench.attack.bystander import Measurements
 from bench.attack.connections import Held
 from bench.attack.models import _bomb
 from bench.attack.outcome import Outcome
 from bench.attack.processes import tcp_listeners, unix_sockets, watching_memory
-from bench.attack.target import Keys, Target, _arguments
+from bench.attack.target import Keys, Target, _arguments, source_address
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
+from tests.loopback import free_port
+from tests.patience import HANG_S
 
 HELD = Outcome("one", "a try", "nothing", held=True)
 NOT_HELD = Outcome("two", "another", "a long gap", held=False)
@@ -177,6 +180,23 @@ def refusing(monkeypatch, tmp_path) -> Target:
 )
 async def test_an_attack_that_was_refused_at_once_was_not_held(refusing, attempt) -> None:
     assert not (await attempt(refusing)).held
+
+
+def test_only_attackers_on_loopback_have_another_address_than_the_bystander() -> None:
+    assert source_address("127.0.0.1") == source_address("localhost") == ("127.0.0.2", 0)
+    assert source_address("192.0.2.7") is source_address("::1") is None
+
+
+@pytest.mark.parametrize(("status", "held"), [("413", True), (bodies.NOT_CONNECTED, False)])
+async def test_a_body_that_reached_no_server_was_not_held(refusing, monkeypatch, status, held):
+    monkeypatch.setattr(bodies, "watching", models.watching)
+    monkeypatch.setattr(bodies, "_in_other_process", lambda *_: Counter({status: 3}))
+    outcome = await bodies._outcome(refusing, "a", "b", bodies.BOMBS[0])
+    assert (outcome.held, outcome.tried) == (held, f"b; replies: 3 × {status}")
+
+
+def test_a_client_that_cannot_connect_says_so(loopback) -> None:
+    assert bodies._exchange(loopback, free_port(), b"", b"", HANG_S) == bodies.NOT_CONNECTED
 
 
 def test_keys_are_stored_as_hashes_alone() -> None:
