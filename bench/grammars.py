@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
 from runtime.engine.assembly import EngineOptions
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
+from runtime.host_limits import usable_cpus
 
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24
@@ -110,7 +110,7 @@ class Decoder:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.grammars", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     parser.add_argument("--keep", action="store_true", help=f"keep the model in {CACHE}")
     arguments = parser.parse_args()

@@ -1,7 +1,6 @@
 """`make bench-real`: the speed and accuracy of this engine and of llama.cpp with a real file."""
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +21,7 @@ from bench.report import Row, comparison
 from bench.sections import REAL, publish
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.host_limits import usable_cpus
 from runtime.quant.weight import Compute
 
 PEER = "llama.cpp"
@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
         default=list(SETTINGS),
         help="measure these alone, and write nothing",
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="measure one round, and write nothing")
     arguments = parser.parse_args()

@@ -2,7 +2,6 @@
 the sections of other modules."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 
 from bench.cache import CACHE
@@ -23,6 +22,7 @@ from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.turns import turns_section
 from bench.vocabulary import SIZE, find_vocabulary
+from runtime.host_limits import usable_cpus
 
 ALL_TYPES = [*LABELS, MOE]
 
@@ -114,7 +114,7 @@ def _arguments() -> argparse.Namespace:
         default="Q4_0",
         help="also measure HTTP, and 8k tokens of context",
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
     parser.add_argument("--keep", action="store_true", help=f"keep the models in {CACHE}")
     parser.add_argument(
