@@ -49,6 +49,15 @@ _FALLBACKS: Mapping[str, str] = {
         + _CONTENT
         + "{{ '<AI>' if message['role'] == 'user' else '' }}{% endfor %}"
     ),
+    # DeepSeek V3.2, whose checkpoint has a program instead of a template. Tools are described in
+    # general terms, because the description for which it was trained is part of that program.
+    "deepseek32": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+        "<｜User｜>{{ message['content'] }}<｜Assistant｜>"
+        "{% if loop.last and (enable_thinking is not defined or enable_thinking) %}<think>"
+        "{% else %}</think>{% endif %}{% else %}{{ message['content'] }}"
+        "{{ eos_token if message['role'] == 'assistant' }}{% endif %}{% endfor %}"
+    ),
     "mistral": (
         "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
         "{% if message['role'] == 'assistant' %} " + _CONTENT + "{{ eos_token }}"
@@ -134,6 +143,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
             return family
     name = str(metadata.get("general.name", "")).lower()
     sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    if architecture == "deepseek32" and "<｜User｜>" in control:
+        return "deepseek32"
     if architecture == "minicpm" and sentencepiece:
         return "minicpm"  # MiniCPM 1 and 2, of which only chat models were published as files
     if architecture == "llama" and sentencepiece and ("chat" in name or "instruct" in name):

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     KimiLinearConfig,
     Mistral3Config,
     Mistral4Config,
@@ -13,7 +16,15 @@ from transformers import (
 )
 from transformers.models.kimi_linear import modeling_kimi_linear
 
-from tests.families.text_family import TIED, YARN, CompleteFile, TextFamily, Variant, rope
+from tests.families.text_family import (
+    TIED,
+    YARN,
+    Changes,
+    CompleteFile,
+    TextFamily,
+    Variant,
+    rope,
+)
 
 # DeepSeek V2 and V3; the flavours differ in the matrices of keys and values.
 DEEPSEEK2 = {
@@ -42,6 +53,18 @@ DEEPSEEK2_YARN = {
 DEEPSEEK2_USUAL_YARN = {"rope_parameters": YARN["rope_parameters"] | {"factor": 8.0}}
 GLM_FLASH = {key: value for key, value in DEEPSEEK2.items() if key != "first_k_dense_replace"}
 GLM_FLASH |= rope(1e6) | {"q_lora_rank": 48}
+# Prompts are shorter than the number of tokens that a row attends to (`index_topk`), of which the
+# indexers choose from longer ones.
+GLM5 = GLM_FLASH | {"first_k_dense_replace": 1, "n_shared_experts": 1}
+GLM5 |= {"index_topk": 512, "index_n_heads": 2, "index_head_dim": 64}
+DEEPSEEK_V32 = (
+    GLM5
+    | DEEPSEEK2_GROUPS
+    | {
+        "rope_parameters": DEEPSEEK2_YARN["rope_parameters"]
+        | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    }
+)
 # Keys of Ollama's first files: those of heads and of cached rows are the other way round.
 FIRST_GLM_FLASH = {
     "attention.head_count_kv": 4,
@@ -81,6 +104,10 @@ DEEPSEEK2_OPTIONAL_KEYS = """
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier
 """
+
+
+def without_indexers(tensors: Mapping[str, np.ndarray]) -> Changes:
+    return dict.fromkeys(name for name in tensors if ".indexer." in name)
 
 
 FAMILIES: Mapping[str, TextFamily] = {
@@ -147,6 +174,31 @@ FAMILIES: Mapping[str, TextFamily] = {
                 architecture="glm4moelite", keys=FIRST_GLM_FLASH, config="glm_flash"
             ),
         },
+    ),
+    "glm-dsa": TextFamily(
+        GlmMoeDsaConfig,
+        GLM5,
+        {
+            "plain": {},
+            "indexers_of_two_layers": {
+                "indexer_types": ["full", "shared", "full"],
+                "n_group": 4,
+                "topk_group": 2,
+                "norm_topk_prob": False,
+            },
+            "deepseek_v32": DeepseekV32Config(**DEEPSEEK_V32),
+        },
+        wide={
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "q_lora_rank": 256,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+        },
+        files=(),  # the loader is that of deepseek2, and indexers are not read
+        variants={"without_indexers": Variant(tensors=without_indexers, config="deepseek_v32")},
     ),
     "kimi-linear": TextFamily(
         KimiLinearConfig,

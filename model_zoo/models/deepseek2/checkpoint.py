@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3, GLM-4.7-Flash and Mistral Small 4: conversion of checkpoints to GGUF."""
+"""DeepSeek V2 to V3.2, GLM-4.7-Flash, GLM-5 and Mistral Small 4: conversion of checkpoints to
+GGUF."""
 
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ from gguf import ExpertGatingFuncType
 
 from model_zoo.convert import checks, decoders, latent_rules
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.models.deepseek2.text import TEMPERATURE, TEMPERATURE_SPAN
 from runtime.errors import UnsupportedModelError
 
@@ -38,6 +39,19 @@ def _greedy_or_by_groups(config: Configuration) -> None:
             f"{config.path}: the `topk_method` {method} is not supported for this architecture; "
             "supported are greedy and group_limited_greedy."
         )
+
+
+def _indexed_layers(config: Configuration) -> list[bool]:
+    """For each layer whether it has an indexer; others use the choice of the last one before them.
+    As listed, as letters (F for one), or from a layer on every n-th, as in GlmMoeDsaConfig."""
+    listed, letters = config.get("indexer_types"), config.get("index_topk_pattern")
+    if listed is not None or letters is not None:
+        kinds = list(listed if listed is not None else letters)
+        if len(kinds) != config.layers:
+            raise config.error(f"has {config.layers} layers, and the indexers of {len(kinds)}")
+        return [kind in ("full", "F") for kind in kinds]
+    every, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
+    return [max(n - offset + 1, 0) % max(every, 1) == 0 for n in range(config.layers)]
 
 
 def _groups(key: str, config: Configuration) -> int | None:
@@ -94,6 +108,45 @@ GLM_FLASH = replace(
     serves=("Glm4MoeLiteForCausalLM",),
     model_types=("glm4_moe_lite",),
     defaults={"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+)
+
+_INDEXER_KEYS = (
+    Key("attention.indexer.head_count", "index_n_heads"),
+    Key("attention.indexer.key_length", "index_head_dim"),
+    Key("attention.indexer.top_k", "index_topk"),
+)
+# Layers without one share that of a layer before them.
+_INDEXER = tuple(
+    Rule(
+        f"layers.{{n}}.self_attn.indexer.{source}",
+        f"blk.{{n}}.indexer.{target}",
+        optional=True,
+        keep=source == "weights_proj.weight",
+    )
+    for source, target in (
+        ("wq_b.weight", "attn_q_b.weight"),
+        ("wk.weight", "attn_k.weight"),
+        ("k_norm.*", "k_norm.*"),
+        ("weights_proj.weight", "proj.weight"),
+    )
+)
+
+V32 = replace(
+    V3,
+    serves=("DeepseekV32ForCausalLM",),
+    model_types=("deepseek_v32",),
+    architecture={LLAMA_CPP: "deepseek32"},
+    keys=(*V3.keys, *_INDEXER_KEYS),
+    rules=(*V3.rules, *_INDEXER),
+)
+
+GLM5 = replace(
+    V32,
+    serves=("GlmMoeDsaForCausalLM",),
+    model_types=("glm_moe_dsa",),
+    architecture={LLAMA_CPP: "glm-dsa"},
+    keys=(*V32.keys, Key("attention.indexer.types", _indexed_layers)),
+    defaults={"first_k_dense_replace": 3, "n_group": 1, "topk_group": 1},
 )
 
 MISTRAL4 = replace(

@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash, Mistral Large 3 and Small 4, and
-others of this architecture."""
+"""DeepSeek V2 to V3.2, their Lite and R1 models, GLM-4.7-Flash and GLM-5, Mistral Large 3 and Small
+4, and others of this architecture."""
 
 from dataclasses import replace
 
@@ -28,7 +28,9 @@ _SWAPPED = "glm4moelite"
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Latent attention; the leading layers are dense, the others have experts.
 
-    Rotary pairs are interleaved, as in the authors' checkpoints.
+    Rotary pairs are interleaved, as in the authors' checkpoints. DeepSeek V3.2 and GLM-5 have an
+    indexer, which chooses the tokens that a row attends to once it can see more than 2,048
+    (`attention.indexer.top_k`). Here rows attend to all of them, and indexers are not loaded.
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotary = _rotary(w, sizes)
@@ -37,6 +39,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    w.scope("indexer").ignore_all()
     keys = _head_keys(sizes.metadata)
     latent = LatentSizes.read(w, sizes.metadata, heads=sizes.heads[index], keys=keys)
     attention = LatentAttention(

@@ -162,6 +162,20 @@ def test_minicpm_is_recognised_by_its_architecture() -> None:
     )
 
 
+def test_deepseek_v32_thinks_about_the_last_question_unless_told_not_to() -> None:
+    """As its authors' program writes turns."""
+    chosen = choose(("<｜User｜>", "<｜Assistant｜>"), "deepseek32")
+    assert chosen is not None and chosen.origin == "fallback (deepseek32)"
+    template = ChatTemplate(chosen.template.source, bos_token="<s>", eos_token="</s>")
+    turns = (
+        "<s>Be brief.<｜User｜>Who are you?<｜Assistant｜></think>A caravan.</s>"
+        "<｜User｜>Of what?<｜Assistant｜>"
+    )
+    assert template.render([SYSTEM, *TURNS]) == f"{turns}<think>"
+    assert template.render([SYSTEM, *TURNS], enable_thinking=False) == f"{turns}</think>"
+    assert choose((), "deepseek32") is None
+
+
 def test_base_models_get_no_template() -> None:
     assert choose(()) is None and choose(("<|endoftext|>",)) is None
     assert without_tokens("Llama-2-7b-hf") is None
