@@ -177,6 +177,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
     Family("stablelm", ("stablelm",)),
+    Family("step35", ("step35",), pre_tokenizer="deepseek-v3"),
     Family("starcoder2", ("starcoder2",), pre_tokenizer="starcoder"),
 )
 

@@ -1,7 +1,7 @@
 """Parts of conversion tables that most decoders share."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -394,12 +394,14 @@ def llama3_factors(config: Configuration) -> Tensor | None:
     rope = config.rope()
     if rope["rope_type"] != "llama3":
         return None
+    return llama3_divisors(rope, rotated_size(config), rope_base(config))
+
+
+def llama3_divisors(rope: Mapping[str, Any], size: int, base: float) -> Tensor:
+    """float32 [size / 2]: divisors of the frequencies base^(-2i / size), by these parameters."""
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    size = rotated_size(config)
     exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
-    turns = rope["original_max_position_embeddings"] / (
-        2 * math.pi * rope_base(config) ** exponents
-    )
+    turns = rope["original_max_position_embeddings"] / (2 * math.pi * base**exponents)
     smooth = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).double()
     return (1 / ((1 - smooth) / float(rope["factor"]) + smooth)).float()
 

@@ -18,7 +18,8 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.attention import Distances, attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
-from runtime.kernels.pointwise import contiguous, scale_, sigmoid_mul
+from runtime.kernels.experts import weighted_sum
+from runtime.kernels.pointwise import contiguous, scale_, sigmoid, sigmoid_mul
 from runtime.kv.spec import LayerCache
 
 # Norms of queries and keys before the rotation.
@@ -26,10 +27,12 @@ HeadsNorm = RMSNorm | AcrossHeads | LayerNorm
 
 
 class OutputGate(Enum):
-    """The place of gates: in `attn_q`, after the rows of each head's query, or in `attn_gate`."""
+    """The place of gates: in `attn_q`, after the rows of each head's query, or in `attn_gate`,
+    which has a row for each element of the heads' outputs or one for each head."""
 
     WITH_QUERIES = "with_queries"
     APART = "apart"
+    OF_HEADS = "of_heads"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,9 +106,10 @@ class SelfAttention:
         outputs = split.heads.times(cache.value_dim)
         outs = _outs(split, cache, parts)[: len(shapes)]
         whole = "attn_qkv" if "attn_v" in shapes else None
-        if options.output_gate is OutputGate.APART:
-            shapes["attn_gate"], whole = (heads * cache.value_dim, hidden), None
-            outs = *outs, outputs
+        if options.output_gate in (OutputGate.APART, OutputGate.OF_HEADS):
+            each = cache.value_dim if options.output_gate is OutputGate.APART else 1
+            shapes["attn_gate"], whole = (heads * each, hidden), None
+            outs = *outs, split.heads.times(each)
         self._qkv = w.fused_linear(shapes, whole=whole, outs=outs)
         shape = hidden, heads * cache.value_dim
         self._output = w.merging_linear(options.output, shape=shape, ins=outputs)
@@ -140,13 +144,14 @@ class SelfAttention:
             attended = step.kept(unrounded(attended))
         if gates is not None:
             gates = step.kept(contiguous(gates).flatten(1))
-            attended = sigmoid_mul(gates, unrounded(attended))
+            attended = _gated(gates, unrounded(attended))
         result = self._output(attended)
         return result if options.output_scale is None else scale_(result, options.output_scale)
 
     def _projected(self, x: Activations) -> tuple[Tensor, Sequence[Tensor], Tensor | None]:
         """Queries [tokens, heads, key_dim]; keys and values, if the layer stores them; gates
-        [tokens, heads, value_dim] or [tokens, heads * value_dim], if there are any."""
+        [tokens, heads, value_dim], [tokens, heads * value_dim] or [tokens, heads], if there are
+        any."""
         queries, *others = self._qkv(x)
         if (clip := self._options.clip) is not None:
             queries, *others = (clip_(part, clip) for part in (queries, *others))
@@ -155,7 +160,7 @@ class SelfAttention:
             case OutputGate.WITH_QUERIES:
                 queries, gates = queries.chunk(2, dim=2)
                 return queries, others, gates
-            case OutputGate.APART:
+            case OutputGate.APART | OutputGate.OF_HEADS:
                 return queries, others[:-1], others[-1]
         return queries, others, None
 
@@ -173,6 +178,15 @@ class SelfAttention:
             q_norm, k_norm, options.v_norm, options.rotated_q_norm, options.rotated_k_norm
         )
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
+
+
+def _gated(gates: Tensor, attended: Tensor) -> Tensor:
+    """attended [tokens, n] times the sigmoids of gates, [tokens, n] or [tokens, heads]."""
+    if gates.shape == attended.shape:
+        return sigmoid_mul(gates, attended)
+    pairs, size = gates.numel(), attended.shape[1] // gates.shape[1]
+    each = weighted_sum(attended.view(pairs, 1, size), sigmoid(gates).view(pairs, 1))
+    return each.view(attended.shape)
 
 
 def alibi_slopes(heads: int) -> Tensor:

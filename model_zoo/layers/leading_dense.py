@@ -9,6 +9,7 @@ from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import UnsupportedModelError
+from runtime.kernels.pointwise import Gate, silu_mul
 from runtime.kernels.routing import Routing, Scores
 
 # Values of `expert_gating_func`.
@@ -26,20 +27,26 @@ def leading_dense_or_experts(
 
 
 def stated_experts(
-    w: TensorScope, sizes: TextSizes, *, scores: int, renormalised: bool = False
+    w: TensorScope,
+    sizes: TextSizes,
+    *,
+    scores: int,
+    renormalised: bool = False,
+    gated: Gate = silu_mul,
+    shared_gated: Gate = silu_mul,
 ) -> Experts:
     """Experts, and a shared one if the file counts any.
 
     scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
-    without the keys.
+    without the keys. gated, shared_gated: as in `GatedFeedForward`, of experts and the shared one.
     """
     metadata, hidden = sizes.metadata, sizes.hidden
     counts, width = ExpertSizes.read(metadata), _shared_width(metadata)
-    options = ExpertOptions(
-        routing=stated_routing(w, metadata, counts.count, scores, renormalised=renormalised),
-        shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
-    )
-    return Experts(w, hidden, counts, options)
+    shared = None
+    if width:
+        shared = GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp", gated=shared_gated)
+    routing = stated_routing(w, metadata, counts.count, scores, renormalised=renormalised)
+    return Experts(w, hidden, counts, ExpertOptions(routing=routing, gated=gated, shared=shared))
 
 
 def stated_routing(

@@ -29,6 +29,7 @@ def read_rotary(
     kind: str | None = None,
     original_context: int | None = None,
     truncate: bool = True,
+    factors_of: int | None = None,
 ) -> Rotary:
     """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
 
@@ -36,7 +37,8 @@ def read_rotary(
     which the file must state if there is no `default_base` either. kind: kind of scaling if the
     file states none. original_context: original context of YaRN and LongRoPE if the file states
     none; None: YaRN's is then the whole context, and LongRoPE's must be stated. truncate: whether
-    YaRN's range is widened to whole frequencies.
+    YaRN's range is widened to whole frequencies. factors_of: number of rotated dimensions for whose
+    frequencies `rope_freqs` has factors, a multiple of `dim`; None: of `dim` itself.
 
     Raises ModelFileError for missing or impossible values, UnsupportedModelError for other kinds of
     scaling.
@@ -57,11 +59,10 @@ def read_rotary(
         case "longrope":
             factors, magnitude = _long(w, metadata, dim, original_context)
             frequencies = _slowed(frequencies.to(w.device), factors)
-    frequencies, divisors = (
-        frequencies.to(w.device),
-        w.vector("rope_freqs", size=dim // 2, optional=True),
-    )
-    return Rotary(_slowed(frequencies, divisors), pairs, magnitude)
+    divisors = w.vector("rope_freqs", size=(factors_of or dim) // 2, optional=True)
+    if divisors is not None and factors_of is not None:
+        divisors = divisors[:: factors_of // dim]  # base^(-2i / dim) is one of their frequencies
+    return Rotary(_slowed(frequencies.to(w.device), divisors), pairs, magnitude)
 
 
 def plain_frequencies(dim: int, base: float) -> Tensor:

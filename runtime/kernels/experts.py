@@ -4,11 +4,13 @@ import ctypes
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.pointwise import contiguous
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Weight, dequantize
 
@@ -82,13 +84,15 @@ def clamped_swiglu(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> T
     """
     if gate.device.type != "cpu" or (kernels := library()) is None:
         return clamped_swiglu_twin(gate, up, limit=limit, slope=slope)
-    wide, other = gate.float().contiguous(), up.float().contiguous()
-    result = torch.empty_like(wide)
-    kernels.caravan_clamped_swiglu(
-        address(wide, gate.shape), address(other, gate.shape), limit, slope, wide.numel(),
-        result.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
-    return result.to(gate.dtype)
+    return _clamped(kernels, gate, up, limit, slope, curved_first=False)
+
+
+def limited_swiglu(gate: Tensor, up: Tensor, *, limit: float) -> Tensor:
+    """gate, up [..., n] -> min(silu(gate), limit) * clamp(up, -limit, limit), in gate's type; in
+    float32. As in the model code of Step 3.5."""
+    if gate.device.type != "cpu" or (kernels := library()) is None:
+        return limited_swiglu_twin(gate, up, limit=limit)
+    return _clamped(kernels, gate, up, limit, 1.0, curved_first=True)
 
 
 def expert_products_twin(
@@ -147,6 +151,30 @@ def clamped_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float, slope: float)
     """The specification of `clamped_swiglu`."""
     g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
     return (g * torch.sigmoid(slope * g) * (u + 1)).to(gate.dtype)
+
+
+def limited_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float) -> Tensor:
+    """The specification of `limited_swiglu`."""
+    curved, u = F.silu(gate.float()).clamp(max=limit), up.float().clamp(-limit, limit)
+    return (curved * u).to(gate.dtype)
+
+
+def _clamped(
+    kernels: ctypes.CDLL,
+    gate: Tensor,
+    up: Tensor,
+    limit: float,
+    slope: float,
+    *,
+    curved_first: bool,
+) -> Tensor:
+    wide, other = contiguous(gate.float()), contiguous(up.float())
+    result = torch.empty_like(wide)
+    kernels.caravan_clamped_swiglu(
+        address(wide, gate.shape), address(other, gate.shape), limit, slope, curved_first,
+        wide.numel(), result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return result.to(gate.dtype)
 
 
 def _all_in_order(x: Tensor, weight: Weight) -> Tensor:

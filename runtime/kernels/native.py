@@ -33,7 +33,7 @@ SIGNATURES = {
     "caravan_route": ([_pointer, _int], _int),
     "caravan_weighted_sum": ([*4 * [_pointer], *4 * [_int], _pointer, _int], _int),
     "caravan_clamped_swiglu": (
-        [_pointer, _pointer, _float, _float, _int64, _pointer, _int],
+        [_pointer, _pointer, _float, _float, _int, _int64, _pointer, _int],
         None,
     ),
     "caravan_attention_scratch": ([_pointer], _int64),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from transformers import AfmoeConfig, Dots1Config, Glm4MoeConfig, MiMoV2FlashConfig, MiniMaxM2Config
 
+from tests.families.step_families import STEP35
 from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
 
 LEADING_DENSE = SIZES | {
@@ -160,4 +161,5 @@ FAMILIES: Mapping[str, TextFamily] = {
         effective_keys={"rope.dimension_count": 8, "expert_weights_norm": False},
         files=(CompleteFile(optional_keys="expert_gating_func feed_forward_length"),),
     ),
+    "step35": STEP35,
 }

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,14 @@ from runtime.kernels.experts import (
     clamped_swiglu_twin,
     expert_products,
     expert_products_twin,
+    limited_swiglu,
+    limited_swiglu_twin,
     weighted_sum,
     weighted_sum_twin,
 )
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
+from runtime.kernels.pointwise import Gate
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
 from runtime.quant.weight import Weight
 from tests.kernels.native_kernels import require_native_kernels
@@ -368,12 +372,20 @@ def test_sums_refuse_experts_without_a_scale() -> None:
             )
 
 
+CLAMPED = {"limit": 7.0, "slope": 1.702}
+CLAMPED_GATES = [
+    (partial(clamped_swiglu, **CLAMPED), partial(clamped_swiglu_twin, **CLAMPED)),
+    (partial(limited_swiglu, limit=7.0), partial(limited_swiglu_twin, limit=7.0)),
+]
+
+
+@pytest.mark.parametrize("gated, twin", CLAMPED_GATES, ids=["before the curve", "after it"])
 @pytest.mark.parametrize("shape", [(1,), (3, 17), (40, 333)])
-def test_the_clamped_gate_is_its_twin(shape: tuple[int, ...]) -> None:
+def test_a_clamped_gate_is_its_twin(shape: tuple[int, ...], gated: Gate, twin: Gate) -> None:
     gate, up = random_rows(*shape) * 6, random_rows(*shape, seed=1) * 6
     if gate.numel() > 6:
         extremes = torch.tensor([torch.inf, 88.0, 1e30, -1e30, 0.0, torch.nan])
         gate.view(-1)[:6], up.view(-1)[-6:] = extremes, extremes
-    got = clamped_swiglu(gate, up, limit=7.0, slope=1.702)
-    expected = clamped_swiglu_twin(gate, up, limit=7.0, slope=1.702)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        gated(gate, up), twin(gate, up), rtol=1e-5, atol=1e-6, equal_nan=True
+    )

@@ -19,7 +19,7 @@ from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import Changes, changed, rope
 from tests.families.vision_configs import glm4v_config
-from tests.gguf_files import rewrite
+from tests.gguf_files import matrices, rewrite
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
 from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
 
@@ -81,6 +81,8 @@ UNKNOWN = {
     "deepseek2": "plain yarn large glm_flash_with_two_dense_layers",
     "kimi-linear": "compressed_queries_and_groups",
     "minicpm3": "queries_of_full_rank",
+    # Of factors for a whole head, half of which is rotated, it takes the first.
+    "step35": "scaled_rotation",
     # Layers without experts between those that have them.
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
     # Windows in all layers.
@@ -125,6 +127,18 @@ def test_llama_cpp_computes_what_the_checkpoint_does(family, name, tmp_path) -> 
     found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)
     near = NEAR_NATS_OF_FAMILY.get(family, NEAR_NATS)
     assert (found - expected).abs().max() < near
+
+
+def test_llama_cpp_takes_the_first_factors_of_step_35(tmp_path) -> None:
+    """It computes as the checkpoint does with those that belong to the rotated half of a head."""
+    path = tmp_path / "out.gguf"
+    twin = TEXT_MODELS["step35"].write(path, "scaled_rotation")
+    with torch.inference_mode():
+        expected = twin(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    factors = matrices(path)["rope_freqs.weight"]
+    theirs = changed(path, tensors={"rope_freqs.weight": np.tile(factors[::2], 2)})
+    found = their_log_probabilities(theirs, TOKENS)
+    assert (found - expected).abs().max() < NEAR_NATS
 
 
 def test_llama_cpp_reads_glm4_with_sections_as_the_text_model_of_glm_4v(tmp_path) -> None:

@@ -184,8 +184,13 @@ EXPORT int caravan_weighted_sum(const float *x, const float *weights, const int6
 typedef struct {
     const float *gate, *up;
     float *y, limit, slope;
+    int curved_first;
     int64_t n;
 } swiglu_job;
+
+INLINE v16 v_at_most(v16 x, float limit) {
+    return v_negative(v_max(v_all(-limit), v_negative(x)));
+}
 
 static void swiglu_vectors(const void *job, const items *mine) {
     const swiglu_job *j = job;
@@ -194,16 +199,21 @@ static void swiglu_vectors(const void *job, const items *mine) {
         const int some = j->n - at < 16 ? (int)(j->n - at) : 16;
         memcpy(lanes[0], j->gate + at, some * sizeof(float));
         memcpy(lanes[1], j->up + at, some * sizeof(float));
-        const v16 g = v_negative(v_max(v_all(-j->limit), v_negative(v_load(lanes[0]))));
-        const v16 u = v_add(v_clamp(v_load(lanes[1]), j->limit), v_all(1.0f));
-        v_store(lanes[2], v_mul(v_times_logistic(g, v_mul(g, v_all(j->slope))), u));
+        const v16 gate = v_load(lanes[0]), u = v_clamp(v_load(lanes[1]), j->limit);
+        if (j->curved_first) {
+            v_store(lanes[2], v_mul(v_at_most(v_times_logistic(gate, gate), j->limit), u));
+        } else {
+            const v16 g = v_at_most(gate, j->limit);
+            v_store(lanes[2], v_mul(v_times_logistic(g, v_mul(g, v_all(j->slope))), v_add(u, v_all(1.0f))));
+        }
         memcpy(j->y + at, lanes[2], some * sizeof(float));
     }
 }
 
-/* y = g sigmoid(slope g) (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit) */
-EXPORT void caravan_clamped_swiglu(const float *gate, const float *up, float limit, float slope, int64_t n,
-                                   float *y, int threads) {
-    const swiglu_job j = {gate, up, y, limit, slope, n};
+/* y = g sigmoid(slope g) (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit);
+ * if `curved_first`, y = min(gate sigmoid(gate), limit) u */
+EXPORT void caravan_clamped_swiglu(const float *gate, const float *up, float limit, float slope, int curved_first,
+                                   int64_t n, float *y, int threads) {
+    const swiglu_job j = {gate, up, y, limit, slope, curved_first, n};
     share(threads, n > WORTH_SHARING / 4, even((n + 15) / 16, threads), swiglu_vectors, &j);
 }

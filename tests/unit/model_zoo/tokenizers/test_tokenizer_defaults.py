@@ -92,6 +92,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("qwen35moe", (), "qwen35"),
         ("gptneox", (), "olmo"),
         ("stablelm", (), "olmo"),
+        ("step35", (), "deepseek-v3"),
     ],
 )
 def test_a_file_without_pre_tokenizer_uses_that_of_its_family(
