@@ -58,6 +58,8 @@ _QWEN35 = (
 _TEKKEN = rf"{_CAPITALISED}|{_CAPITALS}|\p{{N}}|{_PATH_TAIL}"
 _GPT4O = rf"{_CAPITALISED}{_CONTRACTION}?|{_CAPITALS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PATH_TAIL}"
 
+_YOUTU = rf"{_CAPITALISED}{_CONTRACTION}?|{_CAPITALS}{_CONTRACTION}?|\p{{N}}|{_PATH_TAIL}"
+
 _HAN_FREE_UPPER, _HAN_FREE_LOWER = (
     rf"{letters.removesuffix(']')}&&[^\p{{Han}}]]" for letters in (_UPPER, _LOWER)
 )
@@ -96,6 +98,16 @@ _ASIAN = (
     "1000-109F AA60-AA7F A9E0-A9FF",  # Burmese
     "AC00-D7AF 1100-11FF",
 )
+# Hangul, full-width and typographic punctuation, Bopomofo, Chinese and Japanese.
+_YOUTU_RUNS = "|".join(
+    f"[{_ranges(points)}]+"
+    for points in (
+        "AC00-D7A3 3131-318E",
+        "FF01 2026 201C 201D 2018 2019 2014 FF1A FF1B FF0C 3001-303F FE30-FE4F",
+        "3105-312F",
+        "4E00-9FA5 3040-309F 30A0-30FF",
+    )
+)
 _EXAONE_MOE = (
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_SPACES}"
@@ -126,6 +138,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
     PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=r"\d"): "tiny_aya",
     PreTokenizer((_KIMI_K2,)): "kimi-k2",
+    PreTokenizer((_YOUTU_RUNS, _YOUTU), whole_pieces=True): "youtu",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
     PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",
     PreTokenizer((r"\p{N}", _GPT2), nfc=True): "command-r",

@@ -13,6 +13,7 @@ from transformers import (
     Mistral3Config,
     Mistral4Config,
     PixtralVisionConfig,
+    YoutuConfig,
 )
 from transformers.models.kimi_linear import modeling_kimi_linear
 
@@ -75,6 +76,12 @@ FIRST_GLM_FLASH = {
     "expert_group_count": None,
     "expert_group_used_count": None,
 }
+YOUTU_LACKS = ("moe", "experts", "expert", "first")
+YOUTU = {
+    key: value
+    for key, value in DEEPSEEK2.items()
+    if not any(word in key.split("_") for word in YOUTU_LACKS)
+} | {"q_lora_rank": 48}
 # A short original context, so that the temperature grows several times in a prompt.
 MISTRAL4_ROPE = {
     "rope_parameters": YARN["rope_parameters"]
@@ -134,6 +141,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 n_group=2,
                 attention_bias=True,
             ),
+            "youtu": YoutuConfig(**(YOUTU | rope(1.6e6) | TIED)),
         },
         wide={
             "hidden_size": 256,

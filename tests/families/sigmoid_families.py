@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 
-from transformers import AfmoeConfig, Dots1Config, Glm4MoeConfig, MiMoV2FlashConfig, MiniMaxM2Config
+from transformers import (
+    AfmoeConfig,
+    Dots1Config,
+    Glm4MoeConfig,
+    MiMoV2FlashConfig,
+    MiniMaxM2Config,
+    SolarOpenConfig,
+)
 
 from tests.families.step_families import STEP35
-from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
+from tests.families.text_family import SIZES, TIED, WIDE_HEADS, YARN, CompleteFile, TextFamily, rope
 
 LEADING_DENSE = SIZES | {
     "num_hidden_layers": 3,
@@ -16,6 +23,8 @@ LEADING_DENSE = SIZES | {
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
 }
+SOLAR_LACKS = ("first_k_dense_replace", "intermediate_size")
+SOLAR_OPEN = {key: value for key, value in LEADING_DENSE.items() if key not in SOLAR_LACKS}
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 FAMILIES: Mapping[str, TextFamily] = {
@@ -86,6 +95,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 "attention_bias": True,
                 "tie_word_embeddings": True,
             },
+            "solar_open": SolarOpenConfig(**(SOLAR_OPEN | YARN)),
         },
         wide=WIDE_HEADS | {"moe_intermediate_size": 256},
         files=(

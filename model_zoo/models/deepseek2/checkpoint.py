@@ -1,5 +1,5 @@
-"""DeepSeek V2 to V3.2, GLM-4.7-Flash, GLM-5 and Mistral Small 4: conversion of checkpoints to
-GGUF."""
+"""DeepSeek V2 to V3.2, GLM-4.7-Flash, GLM-5, Mistral Small 4 and Youtu: conversion of checkpoints
+to GGUF."""
 
 from dataclasses import replace
 
@@ -167,4 +167,26 @@ MISTRAL4 = replace(
         _equal_magnitudes,
         checks.only_values(n_group=1, rope_interleave=True),
     ),
+)
+
+# All layers are dense; llama.cpp requires the keys of experts.
+YOUTU = replace(
+    CONVERSION,
+    serves=("YoutuForCausalLM",),
+    model_types=("youtu",),
+    keys=(
+        *(key for key in _KEYS if key not in decoders.LEADING_DENSE_KEYS),
+        Key("leading_dense_block_count", lambda c: c.layers),
+        Key("expert_shared_count", lambda c: 0),
+        Key("expert_feed_forward_length", "intermediate_size"),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.PRE_NORMS,
+        *latent_rules.projections(),
+        *latent_rules.head_matrices(),
+        *decoders.feed_forward(),
+    ),
+    defaults={},
+    check=V3.check,
 )

@@ -1,5 +1,5 @@
 """DeepSeek V2 to V3.2, their Lite and R1 models, GLM-4.7-Flash and GLM-5, Mistral Large 3 and Small
-4, and others of this architecture."""
+4, Youtu, and others of this architecture."""
 
 from dataclasses import replace
 

@@ -1,9 +1,9 @@
-"""GLM-4.5 and GLM-4.5V and later: conversion of text model checkpoints to GGUF."""
+"""GLM-4.5, GLM-4.5V and later, and Solar Open: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import LLAMA_CPP, Conversion
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key
 
 # As in Glm4vMoeTextRotaryEmbedding of `transformers`.
 SECTIONS = (8, 12, 12)
@@ -35,4 +35,18 @@ OF_VISION_MODELS = replace(
     keys=(*CONVERSION.keys, decoders.sections_key(SECTIONS)),
     drop=decoders.OTHER_PARTS,
     check=checks.only_scalings("mrope"),
+)
+
+# All layers have experts, and heads are rotated whole.
+SOLAR_OPEN = replace(
+    CONVERSION,
+    serves=("SolarOpenForCausalLM",),
+    model_types=("solar_open",),
+    keys=(
+        *(key for key in CONVERSION.keys if key.name != "feed_forward_length"),
+        Key("feed_forward_length", "intermediate_size", optional=True),
+        *decoders.YARN_SCALING,
+    ),
+    defaults={"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+    check=checks.only_scalings("yarn"),
 )

@@ -1,5 +1,5 @@
-"""GLM-4.5 and later, and the text model of GLM-4.5V: leading dense layers, then experts; a part of
-each head is rotated."""
+"""GLM-4.5 and later, the text model of GLM-4.5V, and Solar Open: leading dense layers, then
+experts; in GLM, a part of each head is rotated."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

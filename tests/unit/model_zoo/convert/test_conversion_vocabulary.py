@@ -95,7 +95,7 @@ def byte_level(
 @pytest.mark.parametrize(
     "name",
     "llama-bpe qwen2 deepseek-r1-qwen command-r tekken gpt-4o gpt-2 deepseek-llm tiny_aya"
-    " superbpe".split(),
+    " superbpe youtu".split(),
 )
 def test_byte_level_tokens_match_the_checkpoint(name: str, tmp_path) -> None:
     row = PRE_TOKENIZERS[name]
