@@ -127,6 +127,7 @@ FAMILIES: tuple[Family, ...] = (
         encoders=("llama-embed",),
         pre_tokenizer="llama-bpe",
     ),
+    Family("jais2", ("jais2",), pre_tokenizer="jais-2"),
     Family(
         "jina_bert_v2",
         encoders=("jina-bert-v2",),

@@ -50,6 +50,12 @@ _PATH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_TAIL}"
+# Runs of spaces are cut into powers of two.
+_SPACE_RUNS = "|".join(rf"\s{{{size}}}(?!\S)" for size in ("512 256 128 64 32 16 8 4 1,2".split()))
+_JAIS2 = (
+    rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
+    rf"|{_SPACE_RUNS}|\s{{1}}"
+)
 _MINICPM5 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_TAIL}"
 _QWEN35 = (
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
@@ -126,6 +132,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
         "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0 jina-v5-nano"
     ),
     PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx chatglm-bpe glm4",
+    PreTokenizer((_JAIS2,)): "jais-2",
     PreTokenizer((_QWEN2,), nfc=True): "qwen2",
     PreTokenizer((_QWEN2,)): (
         "deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"

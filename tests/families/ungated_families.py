@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import ApertusConfig, ArceeConfig
+from transformers import ApertusConfig, ArceeConfig, Jais2Config
 
 from tests.families.text_family import (
     LLAMA3_ROPE,
@@ -33,6 +33,16 @@ FAMILIES: Mapping[str, TextFamily] = {
             "yarn": YARN,
             "llama3_rope": {"rope_parameters": LLAMA3_ROPE},
             "tied_with_biases": TIED | {"attention_bias": True, "mlp_bias": True},
+        },
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "jais2": TextFamily(
+        Jais2Config,
+        SIZES | rope(500000.0) | {"pad_token_id": None},
+        {
+            "plain": {"head_dim": 16},
+            "tied_without_biases": TIED
+            | {"attention_bias": False, "mlp_bias": False, "num_key_value_heads": 4},
         },
         files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),

@@ -70,6 +70,7 @@ UNKNOWN = {
     "gemma4": "biases",
     "granitehybrid": "attention_last_tied",
     "hunyuan-dense": "tied_with_biases",
+    "jais2": "tied_without_biases",
     "mimo2": "biases_without_dense_layer",
     "olmoe": "all_experts_per_token_with_biases_and_yarn",
     "paddleocr": "biases_and_own_head",

@@ -64,6 +64,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glm4moelite", (), "glm4"),
         ("glmocr", (), "glm4"),
         ("hunyuan_vl", (), "hunyuan-dense"),
+        ("jais2", (), "jais-2"),
         ("lfm2", (), "llama-bpe"),
         ("kimi-linear", (), "kimi-k2"),
         ("llama4", (), "llama4"),
