@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from transformers import Cohere2Config, Exaone4Config, ExaoneMoeConfig, SmolLM3Config
+from transformers import (
+    Cohere2Config,
+    Exaone4_5_Config,
+    Exaone4Config,
+    ExaoneMoeConfig,
+    SmolLM3Config,
+)
 
 from tests.families.text_family import (
     LLAMA3_ROPE,
@@ -14,6 +20,17 @@ from tests.families.text_family import (
     TextFamily,
     rope,
 )
+
+EXAONE4 = SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9}
+EXAONE4_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "num_key_value_heads": 1,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+}
 
 FAMILIES: Mapping[str, TextFamily] = {
     "cohere2": TextFamily(
@@ -43,9 +60,12 @@ FAMILIES: Mapping[str, TextFamily] = {
     ),
     "exaone4": TextFamily(
         Exaone4Config,
-        SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9},
+        EXAONE4,
         {
             "plain": {},
+            "text_of_a_vision_model": Exaone4_5_Config(
+                text_config=EXAONE4 | {"model_type": "exaone4"}, vision_config=EXAONE4_VISION
+            ),
             "window_of_no_layer": {"layer_types": ["full_attention"] * 4},
             "tied_without_windows": TIED
             | {

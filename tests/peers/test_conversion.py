@@ -87,7 +87,7 @@ UNKNOWN = {
     # Layers without experts between those that have them.
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
     # Windows in all layers.
-    "exaone4": "window_of_no_layer",
+    "exaone4": "window_of_no_layer text_of_a_vision_model",  # the latter of another depth
     "phi3": "window",
     "gpt-oss": "short_original_context",
     # Choices of experts without biases, or without dividing the weights by their sum.

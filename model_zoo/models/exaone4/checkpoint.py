@@ -1,4 +1,4 @@
-"""EXAONE 4: conversion of text model checkpoints to GGUF."""
+"""EXAONE 4, and the text model of EXAONE 4.5: conversion of checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
@@ -11,8 +11,8 @@ def _windows(config: Configuration) -> list[bool] | None:
 
 
 CONVERSION = Conversion(
-    serves=("Exaone4ForCausalLM",),
-    model_types=("exaone4",),
+    serves=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
+    model_types=("exaone4", "exaone4_5_text"),
     architecture="exaone4",
     keys=(
         *decoders.KEYS,
@@ -27,5 +27,6 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS,
     ),
     computed=(decoders.LLAMA3_FACTORS,),
+    drop=(*decoders.OTHER_PARTS, "mtp.**"),
     check=checks.only_scalings("llama3"),
 )
