@@ -219,16 +219,23 @@ class BlockOptions:
 
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """Attention and feed-forward beside each other after layer norms, whose biases are optional.
-    norm: the name of the first; ffn_norm: that of the feed-forward, None for the same norm."""
+    """Attention and feed-forward beside each other after layer norms, whose biases are optional, or
+    with `rms` after RMS norms. norm: the name of the first; ffn_norm: that of the feed-forward,
+    None for the same norm."""
 
     norm: str = "attn_norm"
     ffn_norm: str | None = None
+    rms: bool = False
 
     def read(
         self, w: TensorScope, sizes: TextSizes, attention: Mixer, feed_forward: RowWise
     ) -> ParallelBlock:
         """As `BlockOptions.read`."""
-        layer_norm = partial(w.layer_norm, eps=sizes.eps, size=sizes.hidden)
-        second = None if self.ffn_norm is None else layer_norm(self.ffn_norm)
-        return ParallelBlock(layer_norm(self.norm), attention, feed_forward, second)
+        names = [self.norm, *filter(None, (self.ffn_norm,))]
+        norms: list[RMSNorm | LayerNorm] = [
+            w.rms_norm(name, sizes.eps, size=sizes.hidden)
+            if self.rms
+            else w.layer_norm(name, sizes.eps, size=sizes.hidden)
+            for name in names
+        ]
+        return ParallelBlock(norms[0], attention, feed_forward, *norms[1:])

@@ -18,7 +18,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.experts import expert_products, weighted_sum
-from runtime.kernels.pointwise import Gate, add_, mul, silu_mul, take_rows
+from runtime.kernels.pointwise import Gate, add_, mul, scale_, silu_mul, take_rows
 from runtime.quant.block_types import TILE_ROWS
 from runtime.quant.weight import Compute, Weight
 
@@ -56,7 +56,7 @@ class ExpertOptions:
     gated: as in `GatedFeedForward`. curve: applied to ups instead, in experts without gates.
     weigh_input: the weights multiply the inputs of the experts instead of their outputs.
     alternating: in a tensor with gates and ups, their rows alternate; otherwise gates come first.
-    shared: a feed-forward for every row, whose output is added.
+    shared: a feed-forward for every row, whose output is added. output_scale: factor of the sum.
     router_norm, norm: norms of the inputs of the router and of the experts.
     down_scale: float32 [experts], multiplies the experts' outputs, additions of adapters included.
     latent: size of the experts' inputs and outputs, if they are not those of the layer:
@@ -69,6 +69,7 @@ class ExpertOptions:
     weigh_input: bool = False
     alternating: bool = False
     shared: RowWise | None = None
+    output_scale: float | None = None
     router_norm: RMSNorm | None = None
     norm: RMSNorm | None = None
     down_scale: Tensor | None = None
@@ -134,7 +135,8 @@ class Experts:
         result = self._down.merged(result)
         if self._out_of is not None:
             result = self._out_of(result)
-        return result if options.shared is None else add_(result, options.shared(x))
+        result = result if options.shared is None else add_(result, options.shared(x))
+        return result if options.output_scale is None else scale_(result, options.output_scale)
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         norm = self._options.router_norm

@@ -17,13 +17,19 @@ SOFTMAX, SIGMOID = ExpertGatingFuncType.SOFTMAX.value, ExpertGatingFuncType.SIGM
 
 
 def leading_dense_or_experts(
-    w: TensorScope, sizes: TextSizes, index: int, *, scores: int, renormalised: bool = False
+    w: TensorScope,
+    sizes: TextSizes,
+    index: int,
+    *,
+    scores: int,
+    renormalised: bool = False,
+    averaged: bool = False,
 ) -> RowWise:
     """SwiGLU in the first `leading_dense_block_count` layers; of the others, every
     `interleave_moe_layer_step`-th layer, by default each, has `stated_experts`."""
     if _is_dense(sizes.metadata, index):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return stated_experts(w, sizes, scores=scores, renormalised=renormalised)
+    return stated_experts(w, sizes, scores=scores, renormalised=renormalised, averaged=averaged)
 
 
 def stated_experts(
@@ -34,11 +40,13 @@ def stated_experts(
     renormalised: bool = False,
     gated: Gate = silu_mul,
     shared_gated: Gate = silu_mul,
+    averaged: bool = False,
 ) -> Experts:
     """Experts, and a shared one if the file counts any.
 
     scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
     without the keys. gated, shared_gated: as in `GatedFeedForward`, of experts and the shared one.
+    averaged: half of the sum of the experts and the shared one is the output.
     """
     metadata, hidden = sizes.metadata, sizes.hidden
     counts, width = ExpertSizes.read(metadata), _shared_width(metadata)
@@ -46,7 +54,9 @@ def stated_experts(
     if width:
         shared = GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp", gated=shared_gated)
     routing = stated_routing(w, metadata, counts.count, scores, renormalised=renormalised)
-    return Experts(w, hidden, counts, ExpertOptions(routing=routing, gated=gated, shared=shared))
+    half = 0.5 if averaged and shared is not None else None
+    options = ExpertOptions(routing=routing, gated=gated, shared=shared, output_scale=half)
+    return Experts(w, hidden, counts, options)
 
 
 def stated_routing(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from transformers import (
     Cohere2Config,
+    Cohere2MoeConfig,
     Exaone4_5_Config,
     Exaone4Config,
     ExaoneMoeConfig,
@@ -21,6 +22,7 @@ from tests.families.text_family import (
     rope,
 )
 
+FAR, NEAR = "full_attention", "sliding_attention"
 EXAONE4 = SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9}
 EXAONE4_VISION = {
     "hidden_size": 16,
@@ -54,6 +56,48 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.key_length attention.value_length attention.layer_norm_epsilon
                     logit_scale
+                """
+            ),
+        ),
+    ),
+    "cohere2moe": TextFamily(
+        Cohere2MoeConfig,
+        SIZES
+        | rope(5e4)
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "pad_token_id": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "expert_selection_fn": "sigmoid",
+        },
+        {
+            "plain": {
+                "num_shared_experts": 2,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "layer_types": [FAR, NEAR, FAR, NEAR],
+                "prefix_dense_intermediate_size": 48,
+                "rms_norm_eps": 1e-5,
+            },
+            "layer_norms_without_shared_expert": {"norm_topk_prob": False, "logit_scale": 0.5},
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": [True, True, False, True],
+            "expert_weights_norm": False,
+            "logit_scale": 0.1,
+        },
+        refused=(
+            ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon` is missing"),
+        ),
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length expert_feed_forward_length
+                    expert_gating_func expert_weights_norm expert_shared_count
+                    expert_shared_feed_forward_length logit_scale
                 """
             ),
         ),

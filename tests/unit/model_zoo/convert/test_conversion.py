@@ -33,12 +33,14 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
     sharded,
 )
 
-# Families of Ollama's own, which the format does not name, are left out.
+# Families of Ollama's own, which the format does not name, and those that the installed package
+# does not name yet are left out.
+LATER = ("cohere2moe",)
 CONFIGURATIONS = [
     *(
         (family, row.divided or "plain")
         for family, row in TEXT_MODELS.items()
-        if row.options.get("flavour") != "ollama"
+        if row.options.get("flavour") != "ollama" and family not in LATER
     ),
     ("deepseek2", "glm_flash"),
 ]
