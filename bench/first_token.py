@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.contender import Contender, Setting, in_turns
 from bench.report import Row
-from runtime.collector import collector_paused
+from runtime.garbage_collection import collector_paused
 
 PROMPT = range(300, 332)
 MIB = 2**20

@@ -18,7 +18,7 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
 from runtime.quant.weight import Compute
-from serve_app.replica.machine import tiling_options
+from serve_app.replica.device_setup import tiling_options
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 _CPU = torch.device("cpu")

@@ -14,6 +14,7 @@ from model_zoo.families import TEXT_FAMILIES
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.pooling_types import NAMES, NONE, RANK, RANKING, pooling_type
 from model_zoo.gguf.reader import GGUFFile
@@ -21,7 +22,6 @@ from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.tiled_copy import TilingOptions
-from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
@@ -103,14 +103,14 @@ def load(
     features that are not supported, ConfigurationError for a projector of another model.
     """
     options = options or LoadOptions()
-    file = (GGUFFile if options.read else UnreadFile).open(path)
+    file = (GGUFFile if options.read else HeaderOnlyFile).open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
     check_divisible(metadata, options.ranks)
     adapters = open_adapters(options.adapters, metadata, read=options.read)
     source = find_vision(file, metadata, projector)
     if source is not None and source.is_own and not options.read:
-        source = replace(source, file=UnreadFile.open(source.file.path))
+        source = replace(source, file=HeaderOnlyFile.open(source.file.path))
     tokenizer, chosen, pairs = _language(file, metadata)
     recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, dtype, options, adapters)
     outline = recipe.check()

@@ -9,6 +9,11 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from model_zoo.chat.control_token_guard import (
+    control_token_guard,
+    unused_sentinel,
+    without_sentinel,
+)
 from model_zoo.chat.message_form import (
     IMAGE_TYPES,
     MessageForm,
@@ -17,7 +22,6 @@ from model_zoo.chat.message_form import (
     text_parts,
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
-from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
 from model_zoo.chat.template import Template
 from model_zoo.chat.thinking import Efforts, found_efforts
 from model_zoo.chat.turns import TurnRules, turn_rules
@@ -352,7 +356,7 @@ def _broken(
     `inspected_markers` broken too."""
 
     def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
-        chosen = breaker(texts, breakable.kept, template.names)
+        chosen = control_token_guard(texts, breakable.kept, template.names)
         return lambda value: value if chosen is None else chosen.broken(value, sentinel)
 
     in_assistant = breaking(breakable.in_assistant)

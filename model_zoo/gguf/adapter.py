@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from model_zoo.gguf.adapter_path import AdapterPath
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.unread import UnreadFile
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 LISTED_NAMES = 8  # maximum number of names in an error message
@@ -36,7 +36,7 @@ class Adapter:
     def open(cls, source: AdapterPath, *, read: bool = True) -> "Adapter":
         """ModelFileError for a damaged file or a file of another kind, UnsupportedModelError for an
         adapter that is not supported. `read`: False leaves the matrices on disk."""
-        return cls((GGUFFile if read else UnreadFile).open(source.path), source.scale)
+        return cls((GGUFFile if read else HeaderOnlyFile).open(source.path), source.scale)
 
     def factor(self, name: str) -> float:
         """The factor of the product of the pair of the tensor `name`."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.norm import AcrossHeads, LayerNorm, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
+from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.activations import Activations, unrounded

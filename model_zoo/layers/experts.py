@@ -8,12 +8,12 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
-from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import Linear, for_factors
 from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
+from model_zoo.layers.tensor_parallel import divided_width
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.activations import Activations, unrounded

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
+from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.distributed.ranks import Split
 from runtime.kernels.activations import Activations

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.block import Block, FeedForwardBlock, MixerBlock
-from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.residual import Residual
 from model_zoo.layers.rope import Pairs, Rotary, Rotation
 from model_zoo.layers.step import Step
+from model_zoo.layers.tensor_parallel import local_cache
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.kv.spec import LayerCache

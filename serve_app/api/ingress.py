@@ -53,7 +53,7 @@ from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.tenant import tenant_by_address
 from serve_app.api.through_proxy import ThroughProxy
 from serve_app.api.tokenization import Tokenization
-from serve_app.api.traced import PermitTraces
+from serve_app.api.trace_header import PermitTraces
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_management import ModelManagement

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from model_zoo.gguf.adapter import Adapter
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
-from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import BuiltVision, find_vision
 from model_zoo.registry import (
     LoadOptions,
@@ -27,13 +27,13 @@ from runtime.host_limits import usable_cpus
 from runtime.kernels.native import needs_compiling
 from runtime.vision.encoder import ImageLimits, PlannedEncoder
 from runtime.worker.model import DecoderModel
-from serve_app.cli.facts import LocatedModel, ModelFacts
+from serve_app.cli.model_facts import LocatedModel, ModelFacts
 from serve_app.cli.terminal import print_note
 from serve_app.config.settings import ModelSettings
+from serve_app.replica.device_setup import cache_type, number_type
 from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import default_cache_bytes, default_pixels, held_bytes
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
-from serve_app.replica.machine import cache_type, number_type
 
 _NO_LIMIT = 1 << 62
 # Planning takes time proportional to the context, and a file may state any context.
@@ -223,7 +223,7 @@ def _vision(
     if vision is None:
         return None
     if vision.is_own:
-        vision = replace(vision, file=UnreadFile.open(vision.file.path))
+        vision = replace(vision, file=HeaderOnlyFile.open(vision.file.path))
         options = ScopeOptions(context_tokens=w.context_tokens)
         w = TensorScope(vision.file, device=w.device, dtype=w.dtype, options=options)
     built = vision.build(w, _tokenizer(facts), decoder)

@@ -15,7 +15,7 @@ from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, ModelFileError
 from serve_app.cli.completion import stored_models
-from serve_app.cli.facts import LocatedModel, ModelFacts, locate, tensor_list, texts_of
+from serve_app.cli.model_facts import LocatedModel, ModelFacts, locate, tensor_list, texts_of
 from serve_app.cli.serving_memory import ServingMemory, serving_memory
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import (

@@ -11,8 +11,8 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from runtime.collector import collector_paused, lasting_imports
 from runtime.errors import CaravanError
+from runtime.garbage_collection import collector_paused, lasting_imports
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
@@ -35,10 +35,10 @@ from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.replica_calls import Replicas
 from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import ENCODER, ENGINE, Metric
-from serve_app.telemetry.published import StatisticsPublisher, publish_regularly
 from serve_app.telemetry.ray_meter import RayMeter
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans
+from serve_app.telemetry.statistics_publisher import StatisticsPublisher, publish_regularly
 from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import DRAIN_S
 
@@ -223,7 +223,7 @@ class OnDemandDeployment:
 
     async def __init__(self, settings: OnDemandSettings) -> None:  # type: ignore[misc]
         with lasting_imports():
-            from serve_app.on_demand.start import open_store_manager
+            from serve_app.on_demand.store_manager_assembly import open_store_manager
 
         structure_records()
         self._opened = AsyncExitStack()

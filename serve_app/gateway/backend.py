@@ -23,7 +23,7 @@ from serve_app.messages.model_card import ModelCard
 from serve_app.messages.tasks import ChatDelta, EmbeddingTask, Task
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter, NoMeter
-from serve_app.telemetry.replies import recorded
+from serve_app.telemetry.reply_metrics import recorded
 from serve_app.telemetry.request_spans import task_span
 from serve_app.telemetry.spans import Spans
 from serve_app.transport.client import StreamClient

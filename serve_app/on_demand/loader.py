@@ -29,8 +29,8 @@ from serve_app.config.settings import ModelSettings
 from serve_app.messages.model_card import ModelCard
 from serve_app.on_demand.model_pool import MemoryNeed
 from serve_app.on_demand.pooled_model import StoredVersion
+from serve_app.replica.device_setup import computing_device
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, ModelPlan, load_replica, plan_model
-from serve_app.replica.machine import computing_device
 from serve_app.replica.model_files import ModelFiles, complete_card, local_files
 from serve_app.replica.replica import ModelReplica, model_card, verbose_card
 from serve_app.replica.startup_log import log_reduced_context

@@ -16,7 +16,7 @@ from runtime.kv.spec import LayerCache
 from runtime.worker.model import DecoderModel
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
-from serve_app.replica.machine import cache_type, prepare_kernels, require_cache_type
+from serve_app.replica.device_setup import cache_type, prepare_kernels, require_cache_type
 
 log = get_logger()
 

@@ -30,10 +30,7 @@ from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.messages.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
-from serve_app.replica.draft_model import load_draft
-from serve_app.replica.image_memory import create_image_cache, default_pixels, set_aside_bytes
-from serve_app.replica.load_errors import named_errors
-from serve_app.replica.machine import (
+from serve_app.replica.device_setup import (
     LoadingProgress,
     cache_type,
     compute_type,
@@ -45,6 +42,9 @@ from serve_app.replica.machine import (
     share_threads,
     tiling_options,
 )
+from serve_app.replica.draft_model import load_draft
+from serve_app.replica.image_memory import create_image_cache, default_pixels, set_aside_bytes
+from serve_app.replica.load_errors import named_errors
 from serve_app.replica.model_files import ModelFiles, complete_card, pulled_files
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.served_files import ServedFiles, warn_if_writable

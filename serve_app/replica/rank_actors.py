@@ -9,9 +9,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from runtime.collector import lasting_imports
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.errors import ConfigurationError, EngineDeadError
+from runtime.garbage_collection import lasting_imports
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import structure_records
 

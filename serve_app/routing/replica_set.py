@@ -17,7 +17,7 @@ from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.routing.replica_calls import Replicas
-from serve_app.transport.watch import Watcher
+from serve_app.transport.load_watcher import LoadWatcher
 from serve_app.transport.wire import Address, LoadReport
 
 CARD_LIFE_S = 10.0
@@ -43,7 +43,7 @@ class ReplicaSet(Replicas):
         self._listed: Mapping[ReplicaID, RunningReplica] = {}
         self._addresses: dict[str, Address] = {}
         self._unserved: frozenset[str] = frozenset()  # they report an idle engine
-        self._watchers: dict[str, Watcher] = {}
+        self._watchers: dict[str, LoadWatcher] = {}
         self._card: tuple[float, ModelCard] | None = None  # with the time of the call
 
     @property
@@ -137,7 +137,7 @@ class ReplicaSet(Replicas):
 
     def _watch(self, name: str, every_s: float) -> None:
         report, lost = partial(self._record, name), partial(self._doubt, name)
-        self._watchers[name] = Watcher(self._addresses[name], report, lost, every_s=every_s)
+        self._watchers[name] = LoadWatcher(self._addresses[name], report, lost, every_s=every_s)
 
     def _record(self, name: str, report: LoadReport) -> None:
         self._policy.report(name, report.load, now=_now())

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from runtime.engine.request import RequestOrigin, Usage
 from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, EmbeddingTask, Task
-from serve_app.telemetry.replies import ReplyRecord
+from serve_app.telemetry.reply_metrics import ReplyRecord
 from serve_app.telemetry.request_context import current_request
 from serve_app.telemetry.spans import Attribute, SpanKind, Spans
 

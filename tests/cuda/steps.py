@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
-from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for
 from runtime.engine import sequence as sequences
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
@@ -40,7 +40,7 @@ class Rows:
 
 def load_on_device(path: Path, *, context_tokens: int, deterministic: bool = False) -> DecoderModel:
     """The decoder of a file on the fake device, in bfloat16 and `fine`, as `auto` chooses."""
-    file = UnreadFile.open(path)
+    file = HeaderOnlyFile.open(path)
     metadata = Metadata(file.metadata, path=path)
     options = ScopeOptions(
         context_tokens=context_tokens, compute=Compute.FINE, deterministic=deterministic

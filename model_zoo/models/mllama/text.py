@@ -9,12 +9,12 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
-from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.step import Step
+from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kv.spec import Cross, LayerCache

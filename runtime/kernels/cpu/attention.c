@@ -8,7 +8,7 @@
 
 #include "cache_rows.h"
 #include "curves.h"
-#include "team.h"
+#include "thread_team.h"
 
 extern int omp_get_thread_num(void);
 

@@ -1,6 +1,6 @@
 /* Writes keys and values to their cells. Values beyond the range of a type become its largest ones. */
 #include "cache_rows.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define HALF_MOST 65504.0f
 

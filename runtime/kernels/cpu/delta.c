@@ -7,7 +7,7 @@
 
 #include "curves.h"
 #include "spans.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define COLUMNS 64 /* columns of a state that one thread computes at once */
 #define LANES (COLUMNS / 16)

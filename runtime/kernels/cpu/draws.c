@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "ranks.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define MOST 256  /* maximum number of tokens of a row that are ordered */
 #define CHUNK 64  /* logits compared at a time */

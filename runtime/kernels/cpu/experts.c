@@ -1,7 +1,7 @@
 /* Products with the chosen experts of each row: the matrix of each used expert is read once. */
 #include "curves.h"
 #include "jobs.h"
-#include "team.h"
+#include "thread_team.h"
 
 /* A pair is a row and one of its experts. Pairs are sorted by expert; those of an expert are a group. */
 typedef struct {

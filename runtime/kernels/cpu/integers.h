@@ -539,8 +539,8 @@ typedef struct {
     const amx_product *amx[2]; /* with one plane, and with two */
 } integer_product;
 
-/* The integer kernels of a type; `fine` is NULL if it has none. The second function has those of integers_rarer.c, the
- * third those of integers_tiled.c, for weights in tiles. */
+/* The integer kernels of a type; `fine` is NULL if it has none. The second function has those of
+ * integers_rare_types.c, the third those of integers_tiled.c, for weights in tiles. */
 integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 integer_product tiled_integer_product(int type);
@@ -565,7 +565,7 @@ integer_product tiled_integer_product(int type);
     DEFINE_PART(type##_fast, type, 1, pairs_from)
 #define INTEGER(type, pairs_from) [type] = {type##_fine, type##_fast, AMX_PRODUCTS(type)},
 
-/* The types, with the rows from which two tiles share loads: of integers.c, and of integers_rarer.c. */
+/* The types, with the rows from which two tiles share loads: of integers.c, and of integers_rare_types.c. */
 #define COMMON_TYPES(DO) DO(Q4_0, SOON) DO(Q8_0, SOON) DO(Q4_K, SOON) DO(Q5_K, SOON) DO(Q6_K, LATE)
 #define RARER_TYPES(DO)                                                                             \
     DO(Q4_1, LATE) DO(Q5_0, LATE) DO(Q5_1, LATE) DO(Q2_K, LATE) DO(Q3_K, LATE) DO(IQ4_NL, LATE) \

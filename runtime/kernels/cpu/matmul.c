@@ -1,7 +1,7 @@
 /* Activations times quantised rows: the entry points, and the float kernels of the common types. */
 #include "amx_floats.h"
 #include "products.h"
-#include "team.h"
+#include "thread_team.h"
 
 DEFINE_PLAIN(F32)
 DEFINE_PLAIN(F16)

@@ -2,7 +2,7 @@
 #include <stddef.h>
 
 #include "curves.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define WORTH_SHARING (1 << 15) /* elements; with fewer, threads do not pay off */
 

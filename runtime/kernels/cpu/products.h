@@ -104,7 +104,7 @@ INLINE void few(const few_part *passes, const job *j, int chunk, int next) {
 /* `registers`: for many rows too, of the plain types. */
 typedef struct { part few, many, registers; } product;
 
-/* The float kernels of a type; NULL if it has none. The second function has only those of rarer.c. */
+/* The float kernels of a type; NULL if it has none. The second function has only those of rare_types.c. */
 const product *product_of(int type);
 const product *rarer_product(int type);
 

@@ -2,7 +2,7 @@
 #include <stdint.h>
 
 #include "simd.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define INTEGERS 14
 #define FLOATS 4

@@ -6,7 +6,7 @@
 #include "curves.h"
 #include "jobs.h"
 #include "ranks.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define MOST 4096 /* experts */
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "spans.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define COLUMNS 64 /* columns of a state that one thread computes at once */
 #define LANES (COLUMNS / 16)

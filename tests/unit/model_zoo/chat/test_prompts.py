@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.control_token_guard import control_token_guard
 from model_zoo.chat.messages import ChatTemplate, Message
-from model_zoo.chat.sentinel import breaker
 from model_zoo.chat.template_choice import choose_template
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
@@ -303,7 +303,7 @@ def test_loop_controls_and_generation_blocks_are_understood() -> None:
 def test_control_tokens_that_take_too_long_to_search_are_refused() -> None:
     texts = tuple("<" * (n % 100 + 1) + str(n) for n in range(5000))
     with pytest.raises(RequestError, match=r"5,000 control tokens .* continue a raw prompt"):
-        breaker(texts, frozenset(), frozenset())
+        control_token_guard(texts, frozenset(), frozenset())
 
 
 def test_the_text_of_a_message_is_not_copied_by_the_character():

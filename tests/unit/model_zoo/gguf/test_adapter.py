@@ -10,10 +10,10 @@ import torch
 
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
-from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for, open_adapters
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.adapter_files import random_pairs, write_adapter, write_tensors
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory) -> Path:
 
 def outline(tiny: Path, *adapters: AdapterPath) -> None:
     """Builds the decoder without data, as every start does first."""
-    file = UnreadFile.open(tiny)
+    file = HeaderOnlyFile.open(tiny)
     metadata = Metadata(file.metadata, path=tiny)
     opened = open_adapters(adapters, metadata, read=False)
     options = ScopeOptions(adapters=opened)

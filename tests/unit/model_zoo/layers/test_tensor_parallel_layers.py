@@ -12,10 +12,10 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
-from model_zoo.layers.dividing import divided_heads, divided_width, local_cache
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import AllGatherLinear, AllReduceLinear
+from model_zoo.layers.tensor_parallel import divided_heads, divided_width, local_cache
 from model_zoo.rank_part import load_part
 from model_zoo.registry import LoadOptions, load
 from runtime.distributed.ranks import ALONE, Ranks, Unconnected, evenly

@@ -98,7 +98,7 @@ KINDS = [
     Kind(
         LocalPool,
         OnDemandSettings(),
-        "serve_app.on_demand.start.StoreLoader",
+        "serve_app.on_demand.store_manager_assembly.StoreLoader",
         "report",
         "models on demand",
     ),

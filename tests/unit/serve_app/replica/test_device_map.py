@@ -198,7 +198,7 @@ def test_fp8_keys_and_values_are_refused_where_the_host_computes_layers(
 ) -> None:
     monkeypatch.setattr("serve_app.replica.device_map.available_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(
-        "serve_app.replica.machine.has_kernels", lambda device: device.type == "cuda"
+        "serve_app.replica.device_setup.has_kernels", lambda device: device.type == "cuda"
     )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     sizes = {"cache_tokens": 64, "step_tokens": 8, "sequences": 2, "kv_dtype": CacheType.FP8}

@@ -18,7 +18,7 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.api.refusals import refusal
-from serve_app.cli.facts import LocatedModel, ModelFacts
+from serve_app.cli.model_facts import LocatedModel, ModelFacts
 from serve_app.cli.serving_memory import serving_memory
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.messages.tasks import ChatTask, Conversation

@@ -14,8 +14,8 @@ from runtime.kernels import native
 from runtime.vision import encoder as vision
 from serve_app.config.settings import ModelSettings
 from serve_app.replica import loading
+from serve_app.replica.device_setup import tiling_options
 from serve_app.replica.loading import load_replica
-from serve_app.replica.machine import tiling_options
 from serve_app.replica.model_check import check_model
 from tests.checkout import DEMO_MODEL
 

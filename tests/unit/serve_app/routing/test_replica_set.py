@@ -23,7 +23,7 @@ from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
-from serve_app.transport.watch import Watcher
+from serve_app.transport.load_watcher import LoadWatcher
 from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
@@ -155,12 +155,12 @@ async def test_replicas_report_less_often_when_others_are_added(monkeypatch):
     monkeypatch.setattr("serve_app.routing.replica_set.REPORTS_PER_S", 10)
     intervals = {}
 
-    class RecordedWatcher(Watcher):
+    class RecordedLoadWatcher(LoadWatcher):
         def __init__(self, address, report, lost, *, every_s):
             super().__init__(address, report, lost, every_s=every_s)
             intervals[address.replica] = every_s
 
-    monkeypatch.setattr("serve_app.routing.replica_set.Watcher", RecordedWatcher)
+    monkeypatch.setattr("serve_app.routing.replica_set.LoadWatcher", RecordedLoadWatcher)
     async with running("a", "b", "c", "d") as replicas:
         handle = FakeHandle(replicas[0])
         async with replica_set(handle) as known:

@@ -17,7 +17,7 @@ from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.telemetry.exposition import merged
 from serve_app.telemetry.meter import MOST_LABEL_VALUES, OTHER, LabelValues
 from serve_app.telemetry.metrics import ENCODER, ENGINE, METRICS, REPLIES, Kind
-from serve_app.telemetry.published import StatisticsPublisher
+from serve_app.telemetry.statistics_publisher import StatisticsPublisher
 from serve_app.vision.encoder_replica import EncoderStatistics
 from tests.checkout import ROOT
 from tests.unit.serve_app.telemetry.recording_meter import RecordingMeter

@@ -26,7 +26,7 @@ from serve_app.telemetry import spans as spans_module
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import NoMeter
 from serve_app.telemetry.otel_spans import OtelSpans, exporting_provider
-from serve_app.telemetry.replies import recorded
+from serve_app.telemetry.reply_metrics import recorded
 from serve_app.telemetry.request_spans import spanned_replies, task_span
 from serve_app.telemetry.spans import SpanKind, configured_spans
 from serve_app.vision.feature_transfer import FeatureClient, feature_server

@@ -16,8 +16,8 @@ from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.transport import authentication, client, wire
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
+from serve_app.transport.load_watcher import LoadWatcher
 from serve_app.transport.stream_server import StreamServer
-from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import ConnectionLost
 from serve_app.vision.feature_transfer import FeatureClient
 from tests.patience import HANG_S, pass_time, until
@@ -126,7 +126,7 @@ async def requests_features(address: wire.Address) -> None:
 
 async def subscribes(address: wire.Address) -> None:
     lost = asyncio.Event()
-    watcher = Watcher(address, lambda report: None, lost.set, every_s=1.0)
+    watcher = LoadWatcher(address, lambda report: None, lost.set, every_s=1.0)
     await lost.wait()
     watcher.close()
 

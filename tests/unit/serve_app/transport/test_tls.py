@@ -16,7 +16,7 @@ from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.transport import authentication
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
-from serve_app.transport.watch import Watcher
+from serve_app.transport.load_watcher import LoadWatcher
 from serve_app.transport.wire import Address, ConnectionLost, LoadReport
 from serve_app.vision.feature_transfer import FeatureClient
 from tests.certificates import Authority, set_variables
@@ -98,7 +98,7 @@ async def test_load_reports_arrive() -> None:
         report=lambda since: LoadReport(ReplicaLoad(running=3), (), since),
     )
     address = await server.start(HOST)
-    watcher = Watcher(address, reports.append, lambda: None, every_s=0.02)
+    watcher = LoadWatcher(address, reports.append, lambda: None, every_s=0.02)
     await until(lambda: reports)
     assert reports[0].load.running == 3
     watcher.close()
@@ -115,7 +115,7 @@ async def test_load_reports_arrive_again_after_certificates_were_replaced(
         PretendReplica().generate, report=lambda since: LoadReport(ReplicaLoad(), (), since)
     )
     address = await server.start(HOST)
-    watcher = Watcher(address, reports.append, lambda: None, every_s=0.02)
+    watcher = LoadWatcher(address, reports.append, lambda: None, every_s=0.02)
     await until(lambda: reports)
     before = key.read_bytes()
     authority.environment("other")

@@ -1,6 +1,6 @@
-/* See team.h. */
+/* See thread_team.h. */
 #define _GNU_SOURCE
-#include "team.h"
+#include "thread_team.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from runtime.collector import collector_paused, lasting_imports
+from runtime.garbage_collection import collector_paused, lasting_imports
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -7,9 +7,9 @@ from typing import Any
 
 from model_zoo.chat.template_choice import choose_template
 from model_zoo.gguf.adapter_path import AdapterPath
+from model_zoo.gguf.header_only_file import HeaderOnlyFile
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for
 from model_zoo.sources.reference import PathSource, is_path, parse_source
 from model_zoo.store.model_name import ModelName
@@ -57,7 +57,7 @@ class ModelFacts:
     """Facts of one GGUF file. ModelFileError for other files and for one without architecture."""
 
     def __init__(self, path: Path) -> None:
-        self.file = UnreadFile.open(path)
+        self.file = HeaderOnlyFile.open(path)
         self.metadata = Metadata(self.file.metadata, path=self.file.path)
         self.architecture = self.metadata.architecture
         self.quantization = self.file.quantization(self.metadata)

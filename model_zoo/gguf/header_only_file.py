@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from model_zoo.gguf.reader import GGUFFile
 
 
-class UnreadFile(GGUFFile):
+class HeaderOnlyFile(GGUFFile):
     """A file of which only the header and small tensors that building a model needs are read."""
 
     def fetch(

@@ -13,7 +13,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
 
-class Watcher:
+class LoadWatcher:
     """Subscribes to one replica in the running loop until closed. Reconnects after a loss.
 
     `report`: called with each report. `lost`: called when the subscription breaks; the next report

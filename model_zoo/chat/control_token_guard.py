@@ -50,7 +50,7 @@ def _strings(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _strings(item, depth + 1)
 
 
-class Breaker:
+class ControlTokenGuard:
     """Inserts a sentinel into strings, so that a template cannot produce any of `texts` from them.
 
     Whole occurrences are broken after their first character. Templates also concatenate strings
@@ -110,8 +110,10 @@ class Breaker:
 
 
 @lru_cache(maxsize=64)
-def breaker(texts: tuple[str, ...], kept: frozenset[str], words: frozenset[str]) -> Breaker | None:
-    return Breaker(texts, kept=kept, words=words) if texts else None
+def control_token_guard(
+    texts: tuple[str, ...], kept: frozenset[str], words: frozenset[str]
+) -> ControlTokenGuard | None:
+    return ControlTokenGuard(texts, kept=kept, words=words) if texts else None
 
 
 def _either_space(texts: tuple[str, ...]) -> str:

@@ -12,8 +12,8 @@ from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
 from runtime.quant.weight import Compute
-from serve_app.replica import machine
-from serve_app.replica.machine import (
+from serve_app.replica import device_setup
+from serve_app.replica.device_setup import (
     compute_type,
     computing_device,
     log_devices,
@@ -61,11 +61,11 @@ def test_a_gpu_without_a_compiler_is_refused_with_what_to_install(
     monkeypatch.setattr("triton.runtime.driver", Driver())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(machine, "has_kernels", lambda device: True)
+    monkeypatch.setattr(device_setup, "has_kernels", lambda device: True)
     refused = pytest.raises(ConfigurationError, match=r"find C compiler.*gcc.*python3-dev")
     with torch_threads(1), refused:
         computing_device("cuda", None)
-    monkeypatch.setattr(machine, "has_kernels", lambda device: False)  # torch computes
+    monkeypatch.setattr(device_setup, "has_kernels", lambda device: False)  # torch computes
     with torch_threads(1):
         assert computing_device("auto", None) == torch.device("cuda", 0)
 
@@ -76,7 +76,7 @@ def test_the_configured_threads_compute_also_layers_beside_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(machine, "has_kernels", lambda device: False)
+    monkeypatch.setattr(device_setup, "has_kernels", lambda device: False)
     with torch_threads(1):
         assert computing_device(device, 3).type == device
         assert torch.get_num_threads() == 3
@@ -113,7 +113,7 @@ def test_the_log_states_gpus_in_order_and_reads_the_free_memory_of_the_main_one_
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", facts)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    monkeypatch.setattr(machine, "has_kernels", lambda device: device.index == 1)
+    monkeypatch.setattr(device_setup, "has_kernels", lambda device: device.index == 1)
     log_devices(torch.device("cuda", 1), kind="auto")
     *devices, versions = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     found = [(d["index"], d["name"], d["compute_capability"], d["kernels"]) for d in devices]
@@ -162,7 +162,7 @@ def test_a_cpu_in_place_of_a_gpu_that_torch_cannot_use_is_a_warning_with_the_rea
 def test_a_processor_without_a_name_is_named_by_its_architecture(
     text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "machine", lambda: "arm")
+    monkeypatch.setattr(device_setup, "machine", lambda: "arm")
     (tmp_path / "cpuinfo").write_text(text)
     assert processor_name(tmp_path / "cpuinfo") == expected
 
@@ -179,7 +179,7 @@ def test_a_processor_without_a_name_is_named_by_its_architecture(
 def test_what_cannot_be_deterministic_is_refused(
     device: str, kernels: bool, ranks: int, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "has_kernels", lambda device: kernels)
+    monkeypatch.setattr(device_setup, "has_kernels", lambda device: kernels)
     if said is None:
         require_deterministic(torch.device(device), ranks)
         return

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.api.traced import HEADER
+from serve_app.api.trace_header import HEADER
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
