@@ -43,7 +43,6 @@ from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import DRAIN_S
 
 if TYPE_CHECKING:
-    from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.on_demand.store_manager import StoreManager
     from serve_app.replica.replica import ModelReplica
     from serve_app.vision.encoder_replica import EncoderReplica
@@ -118,7 +117,8 @@ class ModelDeployment:
         return LoadedModel.of(self._replica.describe())
 
     async def status(self) -> ReplicaStatus:
-        return _status({self._settings.name: self._replica.statistics()})
+        replica = serve.get_replica_context().replica_id.unique_id
+        return ReplicaStatus.of(replica, {self._settings.name: self._replica.statistics()})
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return engine_metrics(self._replica.statistics())
@@ -247,9 +247,6 @@ class OnDemandDeployment:
         """See `StoreManager.call`."""
         return await self._store_manager.call(method, *arguments)
 
-    async def status(self) -> ReplicaStatus:
-        return _status(self._store_manager.statistics())
-
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._store_manager.measures()
 
@@ -258,14 +255,6 @@ class OnDemandDeployment:
 
     async def __del__(self) -> None:
         await self._opened.aclose()
-
-
-def _status(engines: "Mapping[str, EngineStatistics]") -> ReplicaStatus:
-    """The statistics as plain numbers, because the ingress does not import the engine."""
-    return ReplicaStatus(
-        serve.get_replica_context().replica_id.unique_id,
-        {model: dataclasses.asdict(statistics) for model, statistics in engines.items()},
-    )
 
 
 def _publish(

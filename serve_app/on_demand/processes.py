@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from model_zoo.store.model_name import ModelName
@@ -17,7 +16,7 @@ from serve_app.messages.tasks import Task
 from serve_app.on_demand.process_choice import choose_process
 from serve_app.on_demand.process_reports import ProcessReports
 from serve_app.on_demand.report import CallResult, PoolReport
-from serve_app.routing.replica_calls import NamedReplicaCalls, Replicas
+from serve_app.routing.replica_calls import NamedReplicaCalls
 from serve_app.transport.wire import Address
 
 # Maximum age of reports: for a request whose model is known to be loaded, for other requests, and
@@ -35,7 +34,6 @@ UNKNOWN_NAME_S = 0.5
 # Requests for a model follow the first one to its process for up to this long, until a report shows
 # the model.
 STICKY_S = 30.0
-STATUS_TIMEOUT_S = 5.0
 # During a call its process must answer this often.
 CHECK_S = 5.0
 # Limited, because the model itself may be the cause of the processes' end.
@@ -49,7 +47,6 @@ class PoolDirectory:
 
     def __init__(self, processes: NamedReplicaCalls) -> None:
         self._processes = processes
-        self._all_processes = Replicas(processes)
         self._reports = ProcessReports(processes)
         self._listed: dict[str, dict[str, ListedModel]] = {}  # by store, then by name in lower case
         self._versions: dict[str, str] = {}
@@ -152,10 +149,10 @@ class PoolDirectory:
         return [result for result in await asyncio.gather(*calls) if result is not None]
 
     async def statuses(self) -> list[ReplicaStatus]:
-        """Those of the processes that answer in time."""
-        with suppress(TimeoutError):
-            return await self._all_processes.ask_all("status", timeout_s=STATUS_TIMEOUT_S)
-        return []
+        """Those of the processes that do not hang."""
+        replicas = [report.replica for report in await self._reports.newest(FRESH_S)]
+        results = await self.call(replicas, "status")
+        return [result.value for result in results if result.failed is None]
 
     def forget(self) -> None:
         """Mark reports and lists as outdated: the next caller requests new ones."""

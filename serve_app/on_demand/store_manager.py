@@ -40,6 +40,7 @@ from runtime.errors import (
 )
 from serve_app.config.model_sources import requested_source, sound_name
 from serve_app.logs import get_logger, without_texts
+from serve_app.messages.replica_status import ReplicaStatus
 from serve_app.on_demand.definitions import blob_digest
 from serve_app.on_demand.model_pool import ModelPool
 from serve_app.on_demand.report import CallResult, PoolReport
@@ -135,6 +136,9 @@ class StoreManager:
     def check(self) -> None:
         """As that of the pool."""
         self.pool.check()
+
+    async def status(self) -> ReplicaStatus:
+        return ReplicaStatus.of(self.address.replica, self.statistics())
 
     def statistics(self) -> dict[str, EngineStatistics]:
         """Of the loaded models, by name."""

@@ -27,7 +27,6 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.messages.model_card import ModelCard
-from serve_app.messages.replica_status import ReplicaStatus
 from serve_app.on_demand.loader import StoreLoader, find_version
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits
 from serve_app.on_demand.pooled_model import StoredVersion
@@ -97,7 +96,6 @@ class Process:
         function = {
             "report": self.store_manager.report,
             "call": self.store_manager.call,
-            "status": self._status,
         }[method]
         hold = self.hold if method == "call" else None
         answer = await function(*arguments)
@@ -105,9 +103,6 @@ class Process:
             self.held += 1
             await hold.wait()
         return answer
-
-    async def _status(self) -> ReplicaStatus:
-        return ReplicaStatus(self.name, {})
 
 
 class Cluster:

@@ -9,10 +9,10 @@ import pytest
 
 from model_zoo.store.store import Store
 from serve_app.on_demand import process_reports
-from serve_app.on_demand.processes import CHECK_S, STATUS_TIMEOUT_S, PoolDirectory
+from serve_app.on_demand.processes import CHECK_S, PoolDirectory
 from serve_app.transport.client import SILENCE_S
 from tests.loopback import digest
-from tests.patience import HANG_S, pass_time, settled, until
+from tests.patience import HANG_S, pass_time, until
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_cluster import Process, cluster_of, serving
 from tests.unit.serve_app.on_demand.test_on_demand import chat, task
@@ -164,11 +164,9 @@ async def test_a_process_that_hangs_does_not_delay_calls_of_others(roots, monkey
         monkeypatch.setattr(process_reports, "PATIENCE_S", 10 * HANG_S)  # a wait would time out
         assert (await pool.describe("both", verbose=False)).name == "both:latest"
         await pool.load("both", None)
+        [status] = await pool.statuses()
+        assert (status.replica, [*status.engines]) == (other.name, ["both:latest"])
         await pool.unload("both")
-        asking = asyncio.create_task(pool.statuses())
-        await settled()
-        await pass_time(STATUS_TIMEOUT_S)
-        assert [each.replica for each in await asking] == [other.name]
         assert [each.replica for each in await pool.reports()] == [other.name]
         assert (hanging.loader.loads, other.loader.loads) == ([], [("both:latest", 10)])
         hanging.awake.set()
@@ -177,6 +175,15 @@ async def test_a_process_that_hangs_does_not_delay_calls_of_others(roots, monkey
             return hanging.name in {report.replica for report in await pool.reports()}
 
         await until(returned)
+
+
+async def test_statuses_are_those_of_the_processes_that_answer(roots):
+    async with with_one_hanging(*roots) as (pool, hanging, other):
+        asking = asyncio.create_task(pool.statuses())
+        await until(lambda: hanging.calls["call"])
+        while not asking.done():
+            await pass_time(1.0)
+        assert [each.replica for each in await asking] == [other.name]
 
 
 @pytest.mark.parametrize("what", ["describe", "load"])
