@@ -9,7 +9,7 @@ from bench.contender import TEMPERATURE, TOP_K, TOP_P
 from runtime.engine.request import SamplingParams
 from runtime.engine.step_plan import SlotLoad
 from runtime.worker.pinned_buffer import PinnedBuffer
-from runtime.worker.sampler import Draws, Path, Sampler
+from runtime.worker.sampler import Draws, Sampler, SamplingPath
 from runtime.worker.step_changes import write_loads
 
 WARM_UPS = 5
@@ -51,6 +51,6 @@ def _draws(rows: int) -> Draws:
     return Draws(
         slots=torch.arange(rows),
         positions=torch.full((rows,), 8),
-        counts=tuple(rows if path is Path.TOP else 0 for path in Path),
+        counts=tuple(rows if path is SamplingPath.TOP else 0 for path in SamplingPath),
         width=TOP_K,
     )

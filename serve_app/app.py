@@ -29,7 +29,7 @@ from serve_app.deployments.model_deployments import (
     VisionEncoder,
 )
 from serve_app.gateway.model_registry import ON_DEMAND
-from serve_app.gateway.schedulability import Need, Plan
+from serve_app.gateway.schedulability import Plan, ReplicaResources
 from serve_app.logs import get_logger
 from serve_app.messages.listing import ListedModel
 from serve_app.replica.file_headers import listed_model
@@ -136,7 +136,7 @@ def _plan(settings: AppSettings) -> Plan:
     needs = {model.name: _need(model) for model in settings.models}
     if settings.on_demand is not None:
         bundle = _bundle(_on_demand_resources(settings.on_demand))
-        needs[ON_DEMAND] = Need("`on_demand`", ON_DEMAND_DEPLOYMENT, (bundle,))
+        needs[ON_DEMAND] = ReplicaResources("`on_demand`", ON_DEMAND_DEPLOYMENT, (bundle,))
     encoders = {}
     for model in settings.models:
         if model.vision.pooled:
@@ -151,17 +151,17 @@ def _listed(models: Sequence[ModelSettings]) -> dict[str, ListedModel]:
     return {name: model for name, model in listed.items() if model is not None}
 
 
-def _need(settings: ModelSettings) -> Need:
+def _need(settings: ModelSettings) -> ReplicaResources:
     bundles = _bundles(settings).get("placement_group_bundles") or [_bundle(_resources(settings))]
     together, apart = (settings.parallel.placement == f"strict_{how}" for how in ("pack", "spread"))
     what, name = f"model '{settings.name}'", deployment_name(settings.name)
-    return Need(what, name, tuple(bundles), together, apart, model=settings.name)
+    return ReplicaResources(what, name, tuple(bundles), together, apart, model=settings.name)
 
 
-def _encoder_need(settings: ModelSettings) -> Need:
+def _encoder_need(settings: ModelSettings) -> ReplicaResources:
     bundle = _bundle(_encoder_resources(settings.vision))
     what = f"the vision encoder of model '{settings.name}'"
-    return Need(what, _encoder_name(settings), (bundle,))
+    return ReplicaResources(what, _encoder_name(settings), (bundle,))
 
 
 def _bundle(options: Mapping[str, Any]) -> dict[str, float]:

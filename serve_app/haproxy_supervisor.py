@@ -44,7 +44,7 @@ _PID = re.compile(rb"^Pid: \d+$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class SupervisorFiles:
     """The files of one supervisor. `config`, `admin`: Ray's paths of the configuration and of the
     admin socket; the others are HAProxy's own, named after the supervisor's process id. The names
     of sockets are short, because Unix limits their paths and Ray's have the id of a node."""
@@ -67,8 +67,8 @@ class Files:
         port."""
         return self.admin.with_name(f"http.{self.pid}")
 
-    def of(self, pid: int) -> "Files":
-        return Files(self.config, self.admin, pid)
+    def of(self, pid: int) -> "SupervisorFiles":
+        return SupervisorFiles(self.config, self.admin, pid)
 
     def remove(self) -> None:
         for path in (self.own_config, self.own_admin, self.unused):
@@ -76,7 +76,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartArguments:
     """Arguments of HAProxy. `first`: of the first start, which takes over from the earlier
     supervisors `replaced`; `again`: of a start after a crash."""
 
@@ -85,7 +85,9 @@ class Start:
     again: list[str]
 
 
-def planned(config: str, arguments: Sequence[str], files: Files, orphans: Sequence[int]) -> Start:
+def planned(
+    config: str, arguments: Sequence[str], files: SupervisorFiles, orphans: Sequence[int]
+) -> StartArguments:
     """`arguments`: the arguments that Ray passes. `orphans`: supervisors whose actor was killed.
 
     A new actor first starts HAProxy without routes. An orphan keeps the port and serves until Ray
@@ -104,10 +106,10 @@ def planned(config: str, arguments: Sequence[str], files: Files, orphans: Sequen
     if replaced:
         first += ["-sf", *map(str, replaced)]
     first += next((["-x", str(path)] for path in listening if path.exists()), [])
-    return Start(config, first, again)
+    return StartArguments(config, first, again)
 
 
-def orphans_of(files: Files) -> list[int]:
+def orphans_of(files: SupervisorFiles) -> list[int]:
     """Supervisors of the same configuration that another process has started; removes the files of
     those that have ended."""
     found = []
@@ -125,7 +127,7 @@ def supervise(binary: str, arguments: Sequence[str], config: Path) -> int:
     """Runs HAProxy until a signal ends it or it cannot be started; its exit status."""
     text = config.read_text(encoding="utf-8")
     (socket_path,) = {found[1] for found in _SOCKET.findall(text)}
-    files = Files(config, Path(socket_path), os.getpid())
+    files = SupervisorFiles(config, Path(socket_path), os.getpid())
     start = planned(text, arguments, files, orphans_of(files))
     files.own_config.touch(mode=0o600)
     files.own_config.write_text(start.config, encoding="utf-8")
@@ -143,8 +145,8 @@ class Supervisor:
     def __init__(
         self,
         binary: str,
-        start: Start,
-        files: Files,
+        start: StartArguments,
+        files: SupervisorFiles,
         *,
         node: int | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from runtime.engine.acceptance import Acceptance
 from runtime.engine.ngram_index import NGramIndex
-from runtime.engine.planned_step import Bid, PlannedStep
+from runtime.engine.planned_step import PlannedStep, ProposalCandidate
 from runtime.engine.sequence import Sequence
 
 INDEXED_TOKENS = 1024  # one step adds at most this many tokens to the indices of all sequences
@@ -42,7 +42,7 @@ class NGramProposals:
             places -= record.index.extend(places)
             if sequence.may_propose and (tokens := self._found(sequence, record, step.room)):
                 found.append((sequence, record, tokens))
-        bids = [Bid(record.acceptance, len(tokens)) for _, record, tokens in found]
+        bids = [ProposalCandidate(record.acceptance, len(tokens)) for _, record, tokens in found]
         for (sequence, record, tokens), bid, count in zip(
             found, bids, step.divided(bids), strict=True
         ):

@@ -8,7 +8,7 @@ from runtime.engine.step_costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
-class Bid:
+class ProposalCandidate:
     """A sequence that may propose up to `most` tokens."""
 
     acceptance: Acceptance
@@ -44,7 +44,7 @@ class PlannedStep:
         tokens = self.tokens - 1 + (most + 1) * self.share
         return tokens / self.costs.of(self.rows + most) >= LEAST_GAIN * self.rate
 
-    def divided(self, bids: Several[Bid]) -> list[int]:
+    def divided(self, bids: Several[ProposalCandidate]) -> list[int]:
         """How many tokens each sequence proposes so that the step yields the most tokens per unit
         of time; none where that is not LEAST_GAIN as much as without proposals.
 
@@ -61,12 +61,12 @@ class PlannedStep:
             counts, rate = better, found
         return counts if rate >= LEAST_GAIN * self.rate else [0] * len(bids)
 
-    def take(self, bid: Bid, count: int) -> None:
+    def take(self, bid: ProposalCandidate, count: int) -> None:
         """Add the `count` tokens that a sequence proposes."""
         self.rows, self.room = self.rows + count, self.room - count
         self.tokens += self._gain(bid, count)
 
-    def _worth(self, bids: Several[Bid], price: float) -> list[int]:
+    def _worth(self, bids: Several[ProposalCandidate], price: float) -> list[int]:
         """How many tokens each sequence proposes if a row costs `price` tokens. Where rows do not
         suffice, those go first that are accepted with the highest probability."""
         counts = []
@@ -86,6 +86,6 @@ class PlannedStep:
         pairs = zip(bids, counts, strict=True)
         return [count if self._gain(bid, count) > 0 else 0 for bid, count in pairs]
 
-    def _gain(self, bid: Bid, count: int) -> float:
+    def _gain(self, bid: ProposalCandidate, count: int) -> float:
         """How many more tokens a sequence is expected to yield if it proposes `count`."""
         return bid.acceptance.expected(count) * self.share - 1 if count else 0.0

@@ -8,8 +8,8 @@ from typing import Protocol
 from runtime.engine.request import ImageSpan
 from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
-from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
-from runtime.kv.page_shift import Leaving, MovedPages, can_move, move_pages
+from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey
+from runtime.kv.page_shift import DroppedPositions, MovedPages, can_move, move_pages
 from runtime.kv.page_shortage import PageShortage
 from runtime.kv.spec import CacheKind, images_within
 
@@ -165,7 +165,7 @@ class KVCacheManager:
         for indices, group in zip(wanted, self._groups, strict=True):
             if not indices:
                 continue
-            held = group.held.setdefault(owner, Held())
+            held = group.held.setdefault(owner, HeldPages())
             if not held.pages:
                 held.begin = indices.start
             for index in indices:
@@ -356,14 +356,14 @@ class KVCacheManager:
             del held.pages[:gone]
             held.begin += gone
 
-    def can_shift(self, cut: Leaving, length: int) -> bool:
+    def can_shift(self, cut: DroppedPositions, length: int) -> bool:
         """Whether `shift` can apply `cut` to a sequence without images that has `length` computed
         positions."""
         return self._moves_keys and can_move(
             self._kinds, cut, length, page_tokens=self._page_tokens
         )
 
-    def shift(self, owner: Owner, cut: Leaving) -> MovedPages | None:
+    def shift(self, owner: Owner, cut: DroppedPositions) -> MovedPages | None:
         """Drop the positions of `cut` and move the later ones. None, and no change, if there are
         too few pages to copy shared ones. Moved pages differ from those computed from the remaining
         tokens, so the owner must not be passed to `publish` again."""
@@ -416,7 +416,7 @@ class KVCacheManager:
             pages = [group.by_key[keys[index]] for index in indices]
             for page in pages:
                 group.share(page)
-            group.held[owner] = Held(indices.start, pages, published=indices.stop)
+            group.held[owner] = HeldPages(indices.start, pages, published=indices.stop)
             found, (number,) = zip(indices, pages, strict=True), group.numbers
             grants += [PageGrant(number, index, page) for index, page in found]
         return grants

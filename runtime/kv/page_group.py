@@ -41,7 +41,7 @@ class KeyShift(NamedTuple):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPages:
     """The pages of one sequence in one group: indices begin, begin + 1, ..."""
 
     begin: int = 0
@@ -69,7 +69,7 @@ class PageGroup:
         self.key_of: dict[int, PageKey] = {}
         self.by_key: dict[PageKey, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.held: dict[object, Held] = {}
+        self.held: dict[object, HeldPages] = {}
         self.evicted: Callable[[PageGroup, int, PageKey], None] = lambda *_: None
         # How often a page became available, or one with an `awaited` key was published or evicted.
         self.changes = 0

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.kv.page_group import Held, KeyShift, PageCopy, PageGroup
+from runtime.kv.page_group import HeldPages, KeyShift, PageCopy, PageGroup
 from runtime.kv.spec import CacheKind
 
 
-class Leaving(Protocol):
+class DroppedPositions(Protocol):
     """The positions [begin, end) that are dropped."""
 
     @property
@@ -32,7 +32,9 @@ class MovedPages:
     key_shifts: tuple[KeyShift, ...]
 
 
-def can_move(kinds: Sequence[CacheKind], cut: Leaving, length: int, *, page_tokens: int) -> bool:
+def can_move(
+    kinds: Sequence[CacheKind], cut: DroppedPositions, length: int, *, page_tokens: int
+) -> bool:
     """Whether the pages of `length` positions can move, given that keys can: the positions move by
     a whole number of pages, and all positions that later rows see are still stored.
 
@@ -50,7 +52,7 @@ def can_move(kinds: Sequence[CacheKind], cut: Leaving, length: int, *, page_toke
 
 
 def move_pages(
-    groups: Sequence[PageGroup], owner: object, cut: Leaving, *, page_tokens: int
+    groups: Sequence[PageGroup], owner: object, cut: DroppedPositions, *, page_tokens: int
 ) -> MovedPages | None:
     """Drop the pages of dropped positions and move the later ones. None, and no change, if there
     are too few free pages to copy pages shared with other sequences."""
@@ -71,7 +73,7 @@ def move_pages(
         if inside and gone and held.begin <= first and moved:
             copies.append(PageCopy(number, gone[0], moved[0], cells=inside))
         begin = min(held.begin, max(first, held.begin - (last - first)))
-        group.held[owner] = Held(begin, stay + moved, published=begin + len(stay))
+        group.held[owner] = HeldPages(begin, stay + moved, published=begin + len(stay))
         for page in gone:
             group.drop(page)
         at = begin + len(stay)
@@ -84,14 +86,16 @@ def move_pages(
     return MovedPages(tuple(pages), tuple(copies), tuple(shifts))
 
 
-def _indices(cut: Leaving, page_tokens: int) -> tuple[int, int, int]:
+def _indices(cut: DroppedPositions, page_tokens: int) -> tuple[int, int, int]:
     """The index of the first page with dropped positions, the index of the page that replaces it,
     and how many cells of the first one precede the dropped positions."""
     first, inside = divmod(cut.begin, page_tokens)
     return first, first + (cut.end - cut.begin) // page_tokens, inside
 
 
-def _shared(group: PageGroup, owner: object, cut: Leaving, page_tokens: int) -> Iterator[int]:
+def _shared(
+    group: PageGroup, owner: object, cut: DroppedPositions, page_tokens: int
+) -> Iterator[int]:
     """Places in the owner's page list of moving pages that other sequences share."""
     held = group.held[owner]
     _, last, _ = _indices(cut, page_tokens)
@@ -101,7 +105,7 @@ def _shared(group: PageGroup, owner: object, cut: Leaving, page_tokens: int) -> 
 
 
 def _made_private(
-    group: PageGroup, number: int, owner: object, cut: Leaving, page_tokens: int
+    group: PageGroup, number: int, owner: object, cut: DroppedPositions, page_tokens: int
 ) -> list[PageCopy]:
     """Replace moving pages that are shared by copies, and remove the moving pages from the prefix
     cache."""

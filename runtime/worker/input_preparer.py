@@ -26,9 +26,9 @@ from runtime.worker.repetition import RepeatingRows
 from runtime.worker.restrictions import RestrictedRows
 from runtime.worker.sampler import (
     Draws,
-    Path,
     PenalisedRows,
     Sampler,
+    SamplingPath,
     ScoredRows,
     sampler_specs,
 )
@@ -333,7 +333,7 @@ class InputPreparer:
         """`drawing` [drawn]: the chunks that draw a token, in this order."""
         requests, room = self._requests, self._draws
         slots, ends = rows.slots[drawing], (rows.starts + rows.lengths)[drawing]
-        counts = np.bincount(requests.path[slots], minlength=len(Path))
+        counts = np.bincount(requests.path[slots], minlength=len(SamplingPath))
         biased = requests.biases[slots].nonzero()[0]
         width = int(requests.biases[slots].max(initial=0))
         return Draws(

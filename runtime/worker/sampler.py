@@ -41,7 +41,7 @@ FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
 INTS = 5  # seed, top_k, repeat_last_n, counted_from, dropped
 
 
-class Path(IntEnum):
+class SamplingPath(IntEnum):
     """How a row draws its token; the rows of a step are ordered by path."""
 
     GREEDY = 0
@@ -51,16 +51,16 @@ class Path(IntEnum):
     CHAIN = 4  # all logits sorted, for the samplers of runtime/worker/sampler_chain.py
 
 
-def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
+def path_of(sampling: SamplingParams, vocab_size: int) -> SamplingPath:
     """The cheapest path for these parameters."""
     if sampling.chained:
-        return Path.CHAIN
+        return SamplingPath.CHAIN
     if sampling.temperature <= 0:
-        return Path.GREEDY
+        return SamplingPath.GREEDY
     if 0 < sampling.top_k <= TOP_LIMIT:
-        return Path.TOP
+        return SamplingPath.TOP
     limited = 0 < sampling.top_k < vocab_size
-    return Path.SORTED if limited or sampling.top_p < 1 else Path.WHOLE
+    return SamplingPath.SORTED if limited or sampling.top_p < 1 else SamplingPath.WHOLE
 
 
 def path_examples() -> tuple[SamplingParams, ...]:
@@ -134,7 +134,7 @@ class Draws:
     def from_logits_alone(self) -> bool:
         """Whether each row draws one of its largest logits, without other options."""
         options = self.penalised, self.scored, self.biased, self.repeating, self.restricted
-        whole = self.counts[Path.GREEDY] + self.counts[Path.TOP] == sum(self.counts)
+        whole = self.counts[SamplingPath.GREEDY] + self.counts[SamplingPath.TOP] == sum(self.counts)
         return whole and all(rows is None for rows in options)
 
     @property
@@ -254,15 +254,15 @@ class Sampler:
         rows = DrawnRows(
             logits, draws.slots, draws.positions, self._floats, self._ints, self._tokens
         )
-        top = counts[Path.GREEDY] + counts[Path.TOP]
-        unchained = top + counts[Path.SORTED] + counts[Path.WHOLE]
+        top = counts[SamplingPath.GREEDY] + counts[SamplingPath.TOP]
+        unchained = top + counts[SamplingPath.SORTED] + counts[SamplingPath.WHOLE]
 
         parts = []
         if top or not len(logits):
-            greedy = counts[Path.GREEDY]
+            greedy = counts[SamplingPath.GREEDY]
             parts.append(draw_top(rows.part(0, top), greedy=greedy, width=draws.width))
         if unchained > top:
-            parts.append(draw_all(rows.part(top, unchained), ordered=counts[Path.SORTED]))
+            parts.append(draw_all(rows.part(top, unchained), ordered=counts[SamplingPath.SORTED]))
         for block in row_blocks(unchained, len(logits)):
             parts.append(self._draw_chain(rows.part(*block)))
         if len(parts) == 1:
@@ -361,7 +361,7 @@ def _parameter_rows(
 
 def _top_k(sampling: SamplingParams, vocab_size: int) -> int:
     """The number of tokens that a row chooses from."""
-    if path_of(sampling, vocab_size) is Path.GREEDY:
+    if path_of(sampling, vocab_size) is SamplingPath.GREEDY:
         return 1
     return sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
 

@@ -12,7 +12,7 @@ from runtime.vision.image_rows import axes_shift
 from runtime.worker.logit_biases import used_entries
 from runtime.worker.repetition import longest_repeat
 from runtime.worker.restrictions import longest_word
-from runtime.worker.sampler import Path, path_of
+from runtime.worker.sampler import SamplingPath, path_of
 
 NEVER = np.iinfo(np.int64).max
 
@@ -59,7 +59,7 @@ class SlotRequests:
         path = path_of(sampling, self._vocab_size)
         self.draws[slot] = request.draws
         self.path[slot] = path
-        self.top_k[slot] = sampling.top_k if path is Path.TOP else 0
+        self.top_k[slot] = sampling.top_k if path is SamplingPath.TOP else 0
         self.penalised[slot] = sampling.penalised
         self.alternatives[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.biases[slot] = used_entries(sampling) if sampling.biased else 0

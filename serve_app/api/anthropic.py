@@ -22,7 +22,7 @@ from serve_app.api.json_values import check_value
 from serve_app.api.output_forms import schema_format
 from serve_app.api.reply import Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
-from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
+from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage, from_url
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tools import MAX_ARGUMENTS_BYTES, NAME, Function, described
 from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
@@ -188,8 +188,8 @@ class AnthropicMessages:
         tools: tuple[dict[str, Any], ...],
     ) -> Conversation:
         thinking = _thinking(body)
-        drafts = await self.bodies.convert(request, _drafts, body)
-        messages = await self.images.messages(model, drafts, tenant=tenant_id(request))
+        unread = await self.bodies.convert(request, _unread_messages, body)
+        messages = await self.images.messages(model, unread, tenant=tenant_id(request))
         continued = body.messages[-1].role == "assistant"
         return Conversation(
             messages,
@@ -282,41 +282,43 @@ def _one_of(place: str, value: str, known: Any) -> str:
     return value
 
 
-def _drafts(body: MessagesBody) -> list[Draft]:
+def _unread_messages(body: MessagesBody) -> list[UnreadMessage]:
     """The conversation; each tool result is a message of its own."""
     if not body.messages:
         raise RequestError("messages is required")
     system = "".join(map(_unattributed, _texts("system", body.system)))
-    drafts = [Draft.of(Message("system"), system)] if system else []
+    unread = [UnreadMessage.of(Message("system"), system)] if system else []
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
         types = _BLOCKS[_one_of(f"{place}.role", turn.role, _BLOCKS)]
         for number_, block in enumerate(turn.blocks):
             check_type(f"{place}.content[{number_}]", block, types)
         if turn.role == "assistant":
-            drafts.append(_assistant(f"{place}.content", turn.blocks))
+            unread.append(_assistant(f"{place}.content", turn.blocks))
         elif turn.role == "system":
             text = "".join(_texts(f"{place}.content", turn.content))
-            drafts.append(Draft.of(Message("system"), text))
+            unread.append(UnreadMessage.of(Message("system"), text))
         else:
-            drafts += _user(f"{place}.content", turn.blocks)
-    return drafts
+            unread += _user(f"{place}.content", turn.blocks)
+    return unread
 
 
-def _user(place: str, blocks: list[Any]) -> Iterator[Draft]:
+def _user(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
     """The tool results, then the rest as one message."""
     placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
     results = [(each, block) for each, block in placed if block["type"] == "tool_result"]
     for each, block in results:
         identity = string(each, block, "tool_use_id")
         content = _content(f"{each}.content", _blocks(block.get("content") or ""))
-        yield Draft.of(Message("tool", tool_call_id=identity), content)
+        yield UnreadMessage.of(Message("tool", tool_call_id=identity), content)
     rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
     if rest or not results:
-        yield Draft.of(Message("user"), joined([_part(each, block) for each, block in rest]))
+        yield UnreadMessage.of(
+            Message("user"), joined([_part(each, block) for each, block in rest])
+        )
 
 
-def _assistant(place: str, blocks: list[Any]) -> Draft:
+def _assistant(place: str, blocks: list[Any]) -> UnreadMessage:
     """The message of an assistant's blocks. Redacted thinking, which only Anthropic can decrypt, is
     ignored."""
     text = thinking = ""
@@ -330,7 +332,9 @@ def _assistant(place: str, blocks: list[Any]) -> Draft:
                 thinking += string(each, block, "thinking")
             case "tool_use":
                 calls.append(_call(each, block))
-    return Draft.of(Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text)
+    return UnreadMessage.of(
+        Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text
+    )
 
 
 def _call(place: str, block: dict[str, Any]) -> ToolCall:
@@ -341,9 +345,9 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
     return ToolCall(string(place, block, "name"), arguments, string(place, block, "id"))
 
 
-def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
+def _content(place: str, blocks: list[Any]) -> str | tuple[str | UnreadImage, ...]:
     """The texts and images of a tool result in order."""
-    parts: list[str | Unread] = []
+    parts: list[str | UnreadImage] = []
     for index, block in enumerate(blocks):
         check_type(f"{place}[{index}]", block, ("text", "image", "tool_reference"))
         before = parts[-1] if parts else None
@@ -364,7 +368,7 @@ def _unattributed(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
-def _part(place: str, block: dict[str, Any]) -> str | Unread:
+def _part(place: str, block: dict[str, Any]) -> str | UnreadImage:
     if block["type"] == "text":
         return string(place, block, "text")
     if block["type"] == "tool_reference":  # a tool that a search has found; "tools" declares it
@@ -375,7 +379,7 @@ def _part(place: str, block: dict[str, Any]) -> str | Unread:
         raise RequestError(f'field "{place}" must be an object')
     match source.get("type"):
         case "base64":
-            return Unread(f"{place}.data", string(place, source, "data"))
+            return UnreadImage(f"{place}.data", string(place, source, "data"))
         case "url":
             return from_url(f"{place}.url", string(place, source, "url"))
     raise RequestError(

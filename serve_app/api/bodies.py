@@ -101,7 +101,7 @@ class BodyReceiver:
             account.expect(declared)
             yield await self._receive(request, account, images)
 
-    async def _receive(self, request: Request, account: "Account", images: bool) -> bytearray:
+    async def _receive(self, request: Request, account: "BudgetShare", images: bool) -> bytearray:
         limits, body, scan, text_bytes = self._limits, bytearray(), JsonScan(), 0
         try:
             async for part in in_time(request, limits):
@@ -162,9 +162,9 @@ class BodyBudget:
         return self._total
 
     @contextmanager
-    def account(self, tenant: str) -> Iterator["Account"]:
+    def account(self, tenant: str) -> Iterator["BudgetShare"]:
         """The account of one body; its bytes are released at the end of the block."""
-        account = Account(self, tenant)
+        account = BudgetShare(self, tenant)
         try:
             yield account
         finally:
@@ -194,7 +194,7 @@ class BodyBudget:
         self._by_tenant[tenant] += count
 
 
-class Account:
+class BudgetShare:
     """The share of the budget that one body holds: all bytes but the first `FREE_BYTES`."""
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from runtime.errors import RequestError
-from serve_app.api.request_images import Unread
+from serve_app.api.request_images import UnreadImage
 
 
 def check_type(place: str, part: Any, known: tuple[str, ...]) -> None:
@@ -25,14 +25,16 @@ def string(place: str, part: dict[str, Any], field: str) -> str:
     return value
 
 
-def joined(parts: Iterable[str | Unread], separator: str = "") -> str | tuple[str | Unread, ...]:
+def joined(
+    parts: Iterable[str | UnreadImage], separator: str = ""
+) -> str | tuple[str | UnreadImage, ...]:
     """The parts, with adjacent texts joined; one text if there are no images."""
-    merged: list[str | Unread] = []
+    merged: list[str | UnreadImage] = []
     for kind, group in groupby(parts, key=type):
         if kind is str:
             merged.append(separator.join(map(str, group)))
         else:
             merged += group
-    if any(isinstance(part, Unread) for part in merged):
+    if any(isinstance(part, UnreadImage) for part in merged):
         return tuple(merged)
     return "".join(map(str, merged))

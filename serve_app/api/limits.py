@@ -31,7 +31,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedLimit:
     """The limit that refuses a request, and the seconds until it admits the next one."""
 
     limit: str
@@ -83,12 +83,12 @@ class TenantLimits:
         self._clock = clock
         self._logged_at: float | None = None
 
-    def reached(self, *, counted: bool) -> Reached | None:
+    def reached(self, *, counted: bool) -> ReachedLimit | None:
         """The limit that a request would exceed now. Requests that are not `counted` are exempt
         from the limits per minute.
         """
         if self.concurrent_limit is not None and self.running >= self.concurrent_limit:
-            return Reached("concurrent_requests", 0.0)
+            return ReachedLimit("concurrent_requests", 0.0)
         if not counted:
             return None
         for name, bucket in (
@@ -97,7 +97,7 @@ class TenantLimits:
         ):
             wait_s = 0.0 if bucket is None else bucket.wait_s(1.0)
             if wait_s:
-                return Reached(name, wait_s)
+                return ReachedLimit(name, wait_s)
         return None
 
     def begin(self, *, counted: bool) -> None:
@@ -146,7 +146,7 @@ class Limiter:
         self._clock = clock
         self._states: dict[str, TenantLimits] = {}
 
-    def begin(self, tenant: str, *, counted: bool) -> tuple[TenantLimits, Reached | None]:
+    def begin(self, tenant: str, *, counted: bool) -> tuple[TenantLimits, ReachedLimit | None]:
         """The tenant's state, and the limit that refuses the request. If that is None, the request
         is admitted and `end` must follow.
         """

@@ -26,7 +26,7 @@ from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import BEFORE_LINE, Reply, SingleReply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
-from serve_app.api.request_images import ImageReader, ImageTotal, Unread
+from serve_app.api.request_images import ImageReader, ImageTotal, UnreadImage
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
@@ -194,7 +194,7 @@ class OllamaChat:
         request: Request,
         model: ServedModel,
         messages: list[ChatMessage],
-        unread: list[Unread],
+        unread: list[UnreadImage],
     ) -> tuple[Message, ...]:
         """`unread`: the images of all messages, in order."""
         images = await self.images.read(model, unread, tenant=tenant_id(request))
@@ -355,12 +355,12 @@ def _called(index: int, call: Call) -> dict[str, Any]:
     return {"id": call.id, "function": function}
 
 
-def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[Unread]:
+def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[UnreadImage]:
     """The images of all messages. Raises RequestError for too many, and for calls with oversized
     arguments.
     """
     images.check_count(sum(image_places(each.content, len(each.images)) for each in messages))
-    unread: list[Unread] = []
+    unread: list[UnreadImage] = []
     for index, message in enumerate(messages):
         for number, call in enumerate(message.tool_calls):
             place = f"messages[{index}].tool_calls[{number}].function.arguments"
@@ -369,8 +369,8 @@ def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[Unr
     return unread
 
 
-def _unread(place: str, images: list[str]) -> list[Unread]:
-    return [Unread(f"{place}[{index}]", text) for index, text in enumerate(images)]
+def _unread(place: str, images: list[str]) -> list[UnreadImage]:
+    return [UnreadImage(f"{place}[{index}]", text) for index, text in enumerate(images)]
 
 
 def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Message, ...]:

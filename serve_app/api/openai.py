@@ -136,7 +136,7 @@ class LlamaExtras(Body):
     id_slot: Any = harmless()
 
 
-class Common(VllmExtras, LlamaExtras):
+class CompletionFields(VllmExtras, LlamaExtras):
     """Fields of both completion endpoints."""
 
     model: str = ""

@@ -26,7 +26,7 @@ from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
     ROLES_BY_NAME,
     ChoicesEncoder,
-    Common,
+    CompletionFields,
     ReplyKind,
     configured,
     logprob_entry,
@@ -34,7 +34,7 @@ from serve_app.api.openai import (
 )
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
-from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
+from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage, from_url
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import Tool, declared, decoded_arguments, strict_names
@@ -117,7 +117,7 @@ class ChatCompletionReasoning(Body):
     summary: Any = harmless()
 
 
-class ChatCompletionBody(Common):
+class ChatCompletionBody(CompletionFields):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatCompletionMessage]
     max_completion_tokens: Any = None
@@ -174,8 +174,8 @@ class OpenAIChat:
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
         reply = reply_start(body.add_generation_prompt, body.continue_final_message)
-        drafts = await self.bodies.convert(request, drafts_of, body.messages, self.images)
-        messages = await self.images.messages(model, drafts, tenant=tenant)
+        unread = await self.bodies.convert(request, unread_messages_of, body.messages, self.images)
+        messages = await self.images.messages(model, unread, tenant=tenant)
         prompt = Conversation(
             messages, _thinking(body), variables=variables, tools=tools, reply=reply
         )
@@ -280,19 +280,21 @@ class ChatChoice:
         return choice
 
 
-def drafts_of(messages: Sequence[ChatCompletionMessage], images: ImageReader) -> list[Draft]:
+def unread_messages_of(
+    messages: Sequence[ChatCompletionMessage], images: ImageReader
+) -> list[UnreadMessage]:
     """The messages with the calls that they make. Raises RequestErrors that name the field."""
     if not messages:
         raise RequestError("[] is too short - 'messages'")
     images.check_count(sum(len(each.images) for each in messages))
-    drafts = []
+    unread = []
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         calls = tuple(
             _call(f"{place}.tool_calls[{n}]", c) for n, c in enumerate(message.tool_calls)
         )
-        drafts.append(_draft(index, message, calls))
-    return drafts
+        unread.append(_unread_message(index, message, calls))
+    return unread
 
 
 def _thinking_fields(text: str) -> dict[str, str]:
@@ -311,7 +313,9 @@ def _call(place: str, call: ChatCompletionCall) -> ToolCall:
     return ToolCall(call.function.name, arguments, call.id)
 
 
-def _draft(index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ...]) -> Draft:
+def _unread_message(
+    index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ...]
+) -> UnreadMessage:
     role = message.role.lower()
     if role == "function":
         raise RequestError(
@@ -330,10 +334,10 @@ def _draft(index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ..
         tool_call_id=message.tool_call_id if role == "tool" else None,
         name=message.name,
     )
-    return Draft.of(parts, content)
+    return UnreadMessage.of(parts, content)
 
 
-def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:
+def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | UnreadImage, ...]:
     """The content of a message. Adjacent texts are separated by a blank line, as separate messages
     are."""
     if isinstance(content, str):
@@ -346,14 +350,14 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
 
-def _part(place: str, part: Any) -> str | Unread:
+def _part(place: str, part: Any) -> str | UnreadImage:
     check_type(place, part, ("text", "image_url", "refusal"))
     if part["type"] == "image_url":
         return _image(f"{place}.image_url", part.get("image_url"))
     return string(place, part, part["type"])  # a refusal is the text of an earlier answer
 
 
-def _image(place: str, image: Any) -> Unread:
+def _image(place: str, image: Any) -> UnreadImage:
     """`detail` is ignored: the model determines the resolution."""
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str):

@@ -14,7 +14,7 @@ from serve_app.api.choices import BestOf, choice_count, choice_tasks, generate_c
 from serve_app.api.fields import BodyReader, harmless, token_ids
 from serve_app.api.openai import (
     ChoicesEncoder,
-    Common,
+    CompletionFields,
     ReplyKind,
     configured,
     openai_task,
@@ -37,7 +37,7 @@ from serve_app.messages.tasks import (
 KIND = ReplyKind("text_completion", "text_completion", "cmpl")
 
 
-class CompletionBody(Common):
+class CompletionBody(CompletionFields):
     prompt: Any = None
     best_of: Any = None
     logprobs: Any = None

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.api.access import key_of
 from serve_app.api.auth import needs_no_key
 from serve_app.api.error_bodies import error_response, route_path
-from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
+from serve_app.api.limits import Bucket, Limiter, ReachedLimit, TenantLimits
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
 from serve_app.logs import get_logger
 from serve_app.messages.tasks import ChatDelta
@@ -87,7 +87,7 @@ async def _charged(
             yield delta
 
 
-def _refusal(tenant: str, reached: Reached) -> Refusal:
+def _refusal(tenant: str, reached: ReachedLimit) -> Refusal:
     wait_s = max(RETRY_AFTER_S, math.ceil(reached.retry_after_s))
     return Refusal(
         429,

@@ -43,7 +43,7 @@ class ImageRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadImage:
     """An image as the request has it: base64, or a URL if `linked`. `place` names its field."""
 
     place: str
@@ -52,25 +52,25 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UnreadMessage:
     """A message whose images have not been read yet.
 
     `pictured`: the content of `parts` if it has images; otherwise `parts` is complete.
     """
 
     parts: Message
-    pictured: tuple[str | Unread, ...] = ()
+    pictured: tuple[str | UnreadImage, ...] = ()
 
     @classmethod
-    def of(cls, parts: Message, content: str | tuple[str | Unread, ...]) -> Self:
+    def of(cls, parts: Message, content: str | tuple[str | UnreadImage, ...]) -> Self:
         """`parts`: all of the message but its content."""
         if isinstance(content, str):
             return cls(replace(parts, content=content))
         return cls(parts, content)
 
     @property
-    def images(self) -> list[Unread]:
-        return [part for part in self.pictured if isinstance(part, Unread)]
+    def images(self) -> list[UnreadImage]:
+        return [part for part in self.pictured if isinstance(part, UnreadImage)]
 
     def message(self, images: Iterator[ImagePart]) -> Message:
         """The message with its images, which are taken from the iterator."""
@@ -95,26 +95,26 @@ class ImageReader:
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
             )
 
-    def recent(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """The drafts without the oldest turns, as few as possible, if all have too many images. The
-        last turn and all system messages stay."""
-        roles = [draft.parts.role for draft in drafts]
-        excess = sum(len(draft.images) for draft in drafts) - self._rules.most
-        droppable = (0 if d.parts.role == "system" else len(d.images) for d in drafts)
+    def recent(self, unread: Sequence[UnreadMessage]) -> list[UnreadMessage]:
+        """The messages without the oldest turns, as few as possible, if all have too many images.
+        The last turn and all system messages stay."""
+        roles = [each.parts.role for each in unread]
+        excess = sum(len(each.images) for each in unread) - self._rules.most
+        droppable = (0 if d.parts.role == "system" else len(d.images) for d in unread)
         dropped, starts = [0, *accumulate(droppable)], turn_starts(roles)
         start = next((start for start in starts if dropped[start] >= excess), starts[-1])
-        return [drafts[at] for at in kept_from(start, roles)]
+        return [unread[at] for at in kept_from(start, roles)]
 
     async def messages(
-        self, model: ServedModel, drafts: Sequence[Draft], *, tenant: str
+        self, model: ServedModel, unread: Sequence[UnreadMessage], *, tenant: str
     ) -> tuple[Message, ...]:
         """The messages with their images, read as by `read`."""
-        unread = [image for draft in drafts if draft.pictured for image in draft.images]
-        images = iter(await self.read(model, unread, tenant=tenant))
-        return tuple([draft.message(images) if draft.pictured else draft.parts for draft in drafts])
+        wanted = [image for each in unread if each.pictured for image in each.images]
+        images = iter(await self.read(model, wanted, tenant=tenant))
+        return tuple([each.message(images) if each.pictured else each.parts for each in unread])
 
     async def read(
-        self, model: ServedModel, images: Sequence[Unread], *, tenant: str
+        self, model: ServedModel, images: Sequence[UnreadImage], *, tenant: str
     ) -> list[ImagePart]:
         """The images' bytes. Checks that need no network precede all fetches."""
         if not images:
@@ -146,7 +146,7 @@ class ImageReader:
                 f'"{VISION}"'
             )
 
-    def _check_link(self, image: Unread) -> None:
+    def _check_link(self, image: UnreadImage) -> None:
         if self._fetcher is None:
             raise RequestError(
                 "image URLs are not currently supported, please use base64 encoded data instead "
@@ -157,7 +157,9 @@ class ImageReader:
         except RequestError as error:
             raise RequestError(f'field "{image.place}": {error}') from None
 
-    async def _fetched(self, image: Unread, tenant: str, total: "ImageTotal", times: int) -> bytes:
+    async def _fetched(
+        self, image: UnreadImage, tenant: str, total: "ImageTotal", times: int
+    ) -> bytes:
         """The image at a URL, which occurs `times` times. Its parts are added to `total`."""
         assert self._fetcher is not None
         try:
@@ -169,10 +171,10 @@ class ImageReader:
         self._check(image.place, data)
         return data
 
-    def _decoded(self, images: Iterable[Unread]) -> list[bytes]:
+    def _decoded(self, images: Iterable[UnreadImage]) -> list[bytes]:
         return [self._from_base64(image) for image in images]
 
-    def _from_base64(self, image: Unread) -> bytes:
+    def _from_base64(self, image: UnreadImage) -> bytes:
         text = _plain_base64(image.text)
         self._check_size(image.place, len(text) // 4 * 3 - text[-2:].count("="))
         try:
@@ -195,7 +197,7 @@ class ImageReader:
             )
 
 
-def from_url(place: str, url: str) -> Unread:
+def from_url(place: str, url: str) -> UnreadImage:
     """An image from OpenAI's `image_url.url`: an address, or the image itself as a data URI."""
     if url[:5].lower() == "data:":
         head = _DATA_URI.match(url)
@@ -204,9 +206,9 @@ def from_url(place: str, url: str) -> Unread:
                 f'invalid image input: field "{place}" is a data URI, but does not begin with '
                 '"data:image/…;base64,"'
             )
-        return Unread(place, url[head.end() :])
+        return UnreadImage(place, url[head.end() :])
     if url[:8].lower().startswith(("http://", "https://")):
-        return Unread(place, url, linked=True)
+        return UnreadImage(place, url, linked=True)
     raise RequestError(
         f'invalid image input: field "{place}" must be a URL that begins with "data:", "https://" '
         'or "http://"'

@@ -18,10 +18,16 @@ from serve_app.api.openai import error_body, openai_task
 from serve_app.api.openai_chat import thinking_for
 from serve_app.api.reply import JSON, Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
-from serve_app.api.request_images import Draft, ImageReader
+from serve_app.api.request_images import ImageReader, UnreadMessage
 from serve_app.api.responses_body import ResponsesBody
 from serve_app.api.responses_history import ResponseHistory
-from serve_app.api.responses_input import Item, Placed, drafts_of, new_response_id, read_items
+from serve_app.api.responses_input import (
+    Item,
+    PlacedItem,
+    new_response_id,
+    read_items,
+    unread_messages_of,
+)
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Bounds, number
@@ -116,10 +122,12 @@ class OpenAIResponses:
         given = await self.bodies.convert(request, read_items, body.input)
         items = await self.history.resolved(tenant, given)
         earlier = await self.history.before(tenant, body.previous_response_id)
-        drafts = await self.bodies.convert(request, _drafts, body.instructions, earlier, items)
+        unread = await self.bodies.convert(
+            request, _unread_messages, body.instructions, earlier, items
+        )
         if body.truncation == "auto":
-            drafts = self.images.recent(drafts)
-        messages = await self.images.messages(model, drafts, tenant=tenant)
+            unread = self.images.recent(unread)
+        messages = await self.images.messages(model, unread, tenant=tenant)
         return Conversation(messages, thinking, tools=tools), items
 
     def _storing(
@@ -145,7 +153,9 @@ def _counted(delta: ChatDelta) -> dict[str, Any]:
 _COUNT = WholeEncoder(_counted, error_body)
 
 
-def _drafts(instructions: str | None, earlier: list[Placed], items: list[Item]) -> list[Draft]:
+def _unread_messages(
+    instructions: str | None, earlier: list[PlacedItem], items: list[Item]
+) -> list[UnreadMessage]:
     if not items:
         raise RequestError('field "input" has no items')
     if len(earlier) + len(items) > MAX_ITEMS:
@@ -153,9 +163,9 @@ def _drafts(instructions: str | None, earlier: list[Placed], items: list[Item]) 
             f"the conversation has {len(earlier) + len(items):,} items; at most {MAX_ITEMS:,} are "
             "accepted. Begin a new conversation"
         )
-    system = [Draft.of(Message("system"), instructions)] if instructions else []
-    given = [Placed(f"input[{index}]", item) for index, item in enumerate(items)]
-    return [*system, *drafts_of([*earlier, *given])]
+    system = [UnreadMessage.of(Message("system"), instructions)] if instructions else []
+    given = [PlacedItem(f"input[{index}]", item) for index, item in enumerate(items)]
+    return [*system, *unread_messages_of([*earlier, *given])]
 
 
 def _page(items: list[Item], query: dict[str, Any]) -> tuple[list[Item], bool]:

@@ -10,7 +10,7 @@ from runtime.errors import RequestError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.fields import INLINE_BYTES
 from serve_app.api.refusals import PreviousResponseError, ResponseNotFoundError
-from serve_app.api.responses_input import Item, Placed, image_bytes, response_of
+from serve_app.api.responses_input import Item, PlacedItem, image_bytes, response_of
 from serve_app.fair_gate import FairGate
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Selection, StoredResponse
@@ -59,7 +59,7 @@ class ResponseHistory:
         if self._stored is None or not await self._stored.delete(tenant, id):
             raise _not_found(id)
 
-    async def before(self, tenant: str, previous: str | None) -> list[Placed]:
+    async def before(self, tenant: str, previous: str | None) -> list[PlacedItem]:
         """The items of the response `previous` and of those that it continues."""
         if previous is None:
             return []
@@ -71,7 +71,9 @@ class ResponseHistory:
                     "stored for a limited time, for the API key or client that created them"
                 )
             items = await self._items(found.responses)
-        return [Placed(f"input of {previous}[{index}]", item) for index, item in enumerate(items)]
+        return [
+            PlacedItem(f"input of {previous}[{index}]", item) for index, item in enumerate(items)
+        ]
 
     async def inputs(self, tenant: str, id: str) -> list[Item]:
         """The items that the response `id` was generated from, as far as they are stored. Raises

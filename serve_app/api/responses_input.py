@@ -14,7 +14,7 @@ from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import MAX_ITEMS
-from serve_app.api.request_images import Draft, Unread, from_url
+from serve_app.api.request_images import UnreadImage, UnreadMessage, from_url
 from serve_app.api.tools import decoded_arguments
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
@@ -29,7 +29,7 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedItem:
     """An item, and the name of its field for error messages."""
 
     place: str
@@ -76,25 +76,25 @@ def read_items(given: str | list[Any]) -> list[Item]:
     return [_item(f"input[{index}]", raw) for index, raw in enumerate(given)]
 
 
-def drafts_of(items: Iterable[Placed]) -> list[Draft]:
+def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
     """The messages. Consecutive reasoning, texts and calls of the assistant form one message; one
     that has text and no calls continues only with calls."""
-    drafts: list[Draft] = []
+    unread: list[UnreadMessage] = []
     turn = _Turn()
     for placed in items:
         item, kind = placed.item, placed.item["type"]
         by_assistant = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
         if not by_assistant or (turn.complete and kind != "function_call"):
-            drafts += turn.drafts()
+            unread += turn.messages()
             turn = _Turn()
         if by_assistant:
             turn.add(placed)
         elif kind == "function_call_output":
-            drafts.append(_result(placed))
+            unread.append(_result(placed))
         else:
             content = _content(f"{placed.place}.content", item["content"])
-            drafts.append(Draft.of(Message(ROLES[item["role"]]), content))
-    return drafts + turn.drafts()
+            unread.append(UnreadMessage.of(Message(ROLES[item["role"]]), content))
+    return unread + turn.messages()
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class _Turn:
     def complete(self) -> bool:
         return bool(self.texts) and not self.calls
 
-    def add(self, placed: Placed) -> None:
+    def add(self, placed: PlacedItem) -> None:
         item = placed.item
         match item["type"]:
             case "reasoning":
@@ -123,24 +123,24 @@ class _Turn:
                 name = full_name(item.get("namespace"), item["name"])
                 self.calls.append(ToolCall(name, arguments, item["call_id"]))
 
-    def drafts(self) -> list[Draft]:
+    def messages(self) -> list[UnreadMessage]:
         """The message, as a list of one; empty if there is only reasoning without text."""
         if not (any(self.thinking) or self.texts or self.calls):
             return []
         thinking = "\n\n".join(filter(None, self.thinking)) or None
         message = Message("assistant", thinking=thinking, tool_calls=tuple(self.calls))
-        return [Draft.of(message, "".join(self.texts))]
+        return [UnreadMessage.of(message, "".join(self.texts))]
 
 
-def _result(placed: Placed) -> Draft:
+def _result(placed: PlacedItem) -> UnreadMessage:
     item = placed.item
     message = Message("tool", tool_call_id=item["call_id"])
     output = item["output"]
     text = isinstance(output, str)
-    return Draft.of(message, output if text else _content(f"{placed.place}.output", output))
+    return UnreadMessage.of(message, output if text else _content(f"{placed.place}.output", output))
 
 
-def _content(place: str, parts: list[Item]) -> str | tuple[str | Unread, ...]:
+def _content(place: str, parts: list[Item]) -> str | tuple[str | UnreadImage, ...]:
     return joined(
         [
             from_url(f"{place}[{index}].image_url", part["image_url"])

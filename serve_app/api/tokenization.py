@@ -16,9 +16,9 @@ from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import error_body
 from serve_app.api.openai_chat import (
     ChatCompletionMessage,
-    drafts_of,
     reply_start,
     template_variables,
+    unread_messages_of,
 )
 from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.request_images import ImageReader
@@ -95,9 +95,11 @@ class Tokenization:
             raise RequestError('exactly one of the fields "prompt" and "messages" is required')
         if body.prompt is not None:
             return RawText(body.prompt, bos=body.add_special_tokens)
-        drafts = await self.bodies.convert(request, drafts_of, body.messages or [], self.images)
+        unread = await self.bodies.convert(
+            request, unread_messages_of, body.messages or [], self.images
+        )
         return Conversation(
-            await self.images.messages(model, drafts, tenant=tenant_id(request)),
+            await self.images.messages(model, unread, tenant=tenant_id(request)),
             variables=template_variables(body.chat_template_kwargs),
             tools=await self.bodies.convert(request, declared, body.tools),
             reply=reply_start(body.add_generation_prompt, body.continue_final_message),

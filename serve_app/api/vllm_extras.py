@@ -10,7 +10,7 @@ from runtime.engine.request import MAX_LOGIT_BIASES
 from runtime.errors import RequestError
 from serve_app.api.fields import token_ids
 from serve_app.api.keys import ApiKey
-from serve_app.api.openai import Common
+from serve_app.api.openai import CompletionFields
 from serve_app.api.refusals import ForbiddenError
 from serve_app.config.options import OPENAI_BOUNDS, Bounds, number
 from serve_app.messages.tasks import ChatTask, EndRules
@@ -24,7 +24,7 @@ LARGEST_TOKEN = 2**20 - 1
 _BIAS = Bounds(float, -100, 100)
 
 
-def with_extras(task: ChatTask, body: Common, key: ApiKey | None) -> ChatTask:
+def with_extras(task: ChatTask, body: CompletionFields, key: ApiKey | None) -> ChatTask:
     """`task` with these fields of the request, which has the API key `key`. Raises RequestErrors
     that name the field."""
     least = 0

@@ -21,7 +21,7 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ReplicaResources:
     """Resources of one replica of a deployment: each bundle on one node, `together` all on the same
     node, `apart` each on a different one.
 
@@ -56,7 +56,7 @@ class Plan:
     in `Schedulability`, the list entries of models whose files were present, and for each model
     with an encoder pool the name of its encoder deployment's need."""
 
-    needs: Mapping[str, Need] = field(default_factory=dict)
+    needs: Mapping[str, ReplicaResources] = field(default_factory=dict)
     known: Mapping[str, ListedModel] = field(default_factory=dict)
     encoders: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Cluster(Protocol):
 class Schedulability:
     """Polls the cluster for deployments that cannot be scheduled; `needs` by model name."""
 
-    def __init__(self, needs: Mapping[str, Need], cluster: Cluster) -> None:
+    def __init__(self, needs: Mapping[str, ReplicaResources], cluster: Cluster) -> None:
         self._needs = needs
         self._cluster = cluster
         self._problems: dict[str, str] = {}
@@ -129,7 +129,7 @@ class Schedulability:
                     timeout.reschedule(now)
 
 
-def find_problem(need: Need, view: ClusterView) -> str | None:
+def find_problem(need: ReplicaResources, view: ClusterView) -> str | None:
     """Why no replica can be started now; None if one runs or may still start.
 
     A deployment without starting replicas has no problem, because only a starting replica makes a
@@ -163,7 +163,7 @@ def find_problem(need: Need, view: ClusterView) -> str | None:
     return None
 
 
-def _fits(need: Need, nodes: Sequence[Resources]) -> bool:
+def _fits(need: ReplicaResources, nodes: Sequence[Resources]) -> bool:
     """True if the bundles fit on the nodes without other load, placed in descending order."""
     rooms = [dict(node) for node in nodes]
     bundles = [_sum(need.bundles)] if need.together else list(need.bundles)
@@ -191,11 +191,11 @@ def _sum(bundles: Sequence[Resources]) -> dict[str, float]:
     return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
 
 
-def _names(need: Need) -> list[str]:
+def _names(need: ReplicaResources) -> list[str]:
     return sorted({name for bundle in need.bundles for name, count in bundle.items() if count})
 
 
-def _needed(need: Need) -> str:
+def _needed(need: ReplicaResources) -> str:
     if len(need.bundles) == 1:
         return f"{_format(need.bundles[0])} on one node"
     where = "each on a node of its own" if need.apart else "each on one node"
@@ -203,7 +203,7 @@ def _needed(need: Need) -> str:
     return f"{len(need.bundles)} times {_format(need.bundles[0])}, {where}"
 
 
-def _largest(need: Need, nodes: Sequence[Resources]) -> str:
+def _largest(need: ReplicaResources, nodes: Sequence[Resources]) -> str:
     return _format({name: max(node.get(name, 0.0) for node in nodes) for name in _names(need)})
 
 

@@ -30,7 +30,7 @@ from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.pooled_model import (
     PooledModel,
-    Replica,
+    PooledReplica,
     StoredVersion,
     held_bytes,
     total_bytes,
@@ -73,7 +73,7 @@ class Loader(Protocol):
     ) -> tuple[ModelCard, MemoryNeed]:
         """The card and memory need, from the model's headers. Safe for several threads."""
 
-    def load(self, version: StoredVersion, memory_bytes: int) -> Replica: ...
+    def load(self, version: StoredVersion, memory_bytes: int) -> PooledReplica: ...
     def unload(self, replica: Any) -> None:
         """Ends a replica that `load` returned. Its memory is in use until `reclaim`."""
 
@@ -316,7 +316,7 @@ class ModelPool:
         if not entry.users:
             await self._unload_if_idle(entry)
 
-    async def _load_within_limits(self, entry: PooledModel) -> Replica:
+    async def _load_within_limits(self, entry: PooledModel) -> PooledReplica:
         card, need = await _run(self._outlining, self._loader.outline, entry.version)
         async with self._changing.place(entry.tenant):
             entry.bytes = await self._assign_memory(entry, need)
@@ -439,7 +439,7 @@ class ModelPool:
         finally:
             self._outgoing.discard(entry)
 
-    def _end_replica(self, entry: PooledModel, replica: Replica | None) -> None:
+    def _end_replica(self, entry: PooledModel, replica: PooledReplica | None) -> None:
         entry.ending_since = time.monotonic()
         self._loader.unload(replica)
 

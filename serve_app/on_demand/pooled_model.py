@@ -23,7 +23,7 @@ class StoredVersion:
     digest: str
 
 
-class Replica(Protocol):
+class PooledReplica(Protocol):
     """A loaded model; see serve_app.replica.replica.ModelReplica."""
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]: ...
@@ -52,13 +52,13 @@ class PooledModel:
         self.base: str | None = None
         self.base_bytes = 0
         self.card: ModelCard | None = None
-        self.replica: Replica | None = None
+        self.replica: PooledReplica | None = None
         self.loading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.expiring: asyncio.Task[None] | None = None
 
     @property
-    def loaded_replica(self) -> Replica:
+    def loaded_replica(self) -> PooledReplica:
         assert self.replica is not None
         return self.replica
 

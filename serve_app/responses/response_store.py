@@ -52,7 +52,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReplicatedEntry:
     """An entry as one process sends it to another."""
 
     tenant: str
@@ -118,7 +118,7 @@ class ResponseStore:
             self._deleted[tenant, id] = self._clock()
         return found
 
-    def merge(self, deleted: Sequence[tuple[str, str]], copies: Sequence[Copy]) -> None:
+    def merge(self, deleted: Sequence[tuple[str, str]], copies: Sequence[ReplicatedEntry]) -> None:
         """Executes changes that another process has executed: what was deleted, by tenant and id,
         and what was stored."""
         for tenant, id in deleted:
@@ -171,16 +171,16 @@ class ResponseStore:
         """The ids of all entries, least recently used first."""
         return list(self._entries)
 
-    def copies(self, ids: Sequence[str], max_bytes: int) -> list[Copy]:
+    def copies(self, ids: Sequence[str], max_bytes: int) -> list[ReplicatedEntry]:
         """The stored entries with these ids, in this order, up to `max_bytes` in total, but at
         least one."""
-        copies: list[Copy] = []
+        copies: list[ReplicatedEntry] = []
         size, now = 0, self._clock()
         for entry in filter(None, map(self._entries.get, ids)):
             size += entry.stored.size
             if copies and size > max_bytes:
                 break
-            copies.append(Copy(entry.tenant, entry.stored, now - entry.used_s))
+            copies.append(ReplicatedEntry(entry.tenant, entry.stored, now - entry.used_s))
         return copies
 
     def _find(self, tenant: str, id: str) -> StoredResponse | None:

@@ -8,7 +8,7 @@ from ray import serve
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.gateway.cluster import RayCluster
 from serve_app.responses.response_store import (
-    Copy,
+    ReplicatedEntry,
     ResponseStore,
     Selection,
     StoredResponse,
@@ -49,10 +49,10 @@ class ResponseStoreDeployment:
     async def ids(self) -> list[str]:
         return self._store.ids()
 
-    async def copies(self, ids: list[str], max_bytes: int) -> list[Copy]:
+    async def copies(self, ids: list[str], max_bytes: int) -> list[ReplicatedEntry]:
         return self._store.copies(ids, max_bytes)
 
-    async def merge(self, deleted: list[tuple[str, str]], copies: list[Copy]) -> None:
+    async def merge(self, deleted: list[tuple[str, str]], copies: list[ReplicatedEntry]) -> None:
         self._store.merge(deleted, copies)
 
     async def check_health(self) -> None:

@@ -16,7 +16,12 @@ from typing import Any
 
 from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.logs import get_logger
-from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
+from serve_app.responses.response_store import (
+    ReplicatedEntry,
+    ResponseStore,
+    Selection,
+    StoredResponse,
+)
 from serve_app.routing.replica_calls import NamedReplicaCalls, Replicas
 
 TIMEOUT_S = 10.0
@@ -134,14 +139,16 @@ async def await_successors(processes: NamedReplicaCalls, own: str) -> None:
             await asyncio.sleep(LISTED_POLL_S)
 
 
-async def _merge(processes: Replicas, deleted: list[tuple[str, str]], copies: list[Copy]) -> None:
+async def _merge(
+    processes: Replicas, deleted: list[tuple[str, str]], copies: list[ReplicatedEntry]
+) -> None:
     await processes.ask_all("merge", deleted, copies, timeout_s=HAND_OVER_S)
 
 
 async def _copy(processes: Replicas, store: ResponseStore, ids: list[str]) -> None:
     while ids:
         page = ids[:COPY_IDS]
-        answers: list[list[Copy]] = await processes.ask_all(
+        answers: list[list[ReplicatedEntry]] = await processes.ask_all(
             "copies", page, COPY_BYTES, timeout_s=COPY_ANSWER_S
         )
         if not answers:

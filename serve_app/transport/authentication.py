@@ -52,7 +52,7 @@ async def prove(connection: FramedConnection, token: str) -> None:
             raise wire.WireError("The listener does not know the token.")
 
 
-class HalfOpen:
+class HalfOpenConnections:
     """Connections during their handshake. Beyond MAX_HALF_OPEN the oldest is closed.
 
     A genuine caller finishes its handshake as soon as this process computes its part, and opens few

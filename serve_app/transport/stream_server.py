@@ -45,7 +45,7 @@ class StreamServer:
         self._heartbeat_s, self._alive = heartbeat_s, alive
         self._token = secrets.token_hex(32)
         self._tls = tls.context_for("listener")
-        self._half_open = authentication.HalfOpen()
+        self._half_open = authentication.HalfOpenConnections()
         self._serving: set[asyncio.Task[None]] = set()
         self._connections: set[FramedConnection] = set()
         self._requests = 0

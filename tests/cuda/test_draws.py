@@ -135,7 +135,7 @@ def test_draws_among_all_tokens_follow_the_definition(monkeypatch: pytest.Monkey
     noise = uniforms(torch.tensor([each.seed for each in params]), places)
     expected = []
     for row, each, chance in zip(logits, params, noise, strict=True):
-        ordered = sampler.path_of(each, len(row)) is sampler.Path.SORTED
+        ordered = sampler.path_of(each, len(row)) is sampler.SamplingPath.SORTED
         ids = row.sort(descending=True, stable=True).indices if ordered else torch.arange(330)
         sums = transformers_probabilities(row, each)[ids].cumsum(0)
         expected.append(ids[torch.searchsorted(sums, chance * sums[-1], right=True)].item())

@@ -10,8 +10,8 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
+from model_zoo.layers.vision.position_table import add_positions_
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
-from model_zoo.layers.vision.square_places import add_places_
 from model_zoo.layers.vision.vision_layer import LayerNeeds, VisionLayer, layers_bytes
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from runtime.vision.encoder import ImageLimits, Pause, no_pause
@@ -84,7 +84,7 @@ class RectangleTower:
         x = parts.embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=parts.side, device=x.device)
         if parts.stretched is not None:
-            add_places_(x, parts.stretched(rows, columns), down, across)
+            add_positions_(x, parts.stretched(rows, columns), down, across)
         rotation = None if parts.rotary is None else repeated(parts.rotary(down, across), images)
         batch, deep = ImageBatch(images, whole(rows * columns), rotation, pause), []
         for index, layer in enumerate(parts.layers):

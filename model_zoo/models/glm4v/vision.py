@@ -13,9 +13,9 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.vision.image_attention import slabs
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import frame_embedding, row_convolution
+from model_zoo.layers.vision.position_table import interpolating, position_table
 from model_zoo.layers.vision.rectangle_tower import RectangleParts, RectangleTower
 from model_zoo.layers.vision.rotary import halves_rotary
-from model_zoo.layers.vision.square_places import square_places, stretching
 from model_zoo.layers.vision.vision_layer import VisionLayer, read_gated, read_layer, rms_norms
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu_erf, silu_mul
@@ -49,7 +49,7 @@ def glm4v_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Rect
     )
     if not normed_heads:
         norm = v.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
-        places = stretching(square_places(v, sizes), mode="bicubic")
+        places = interpolating(position_table(v, sizes), mode="bicubic")
         parts = replace(parts, embed=lambda x: norm(embed(x)), stretched=places)
     return RectangleTower(w, parts, images)
 

@@ -12,9 +12,9 @@ from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.image_attention import slabs
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding, row_convolution
+from model_zoo.layers.vision.position_table import position_table
 from model_zoo.layers.vision.rectangle_tower import RectangleParts, RectangleTower
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu_erf
@@ -39,7 +39,7 @@ def hunyuan_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Re
         patch_embedding(v, sizes, "patch_embd"),
         layers,
         merger,
-        partial(_stretched, square_places(v, sizes)),
+        partial(_stretched, position_table(v, sizes)),
         finish=LineEnds(w, sizes, merger.width),
     )
     return RectangleTower(w, parts, images)

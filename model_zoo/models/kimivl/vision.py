@@ -13,9 +13,9 @@ from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.position_table import add_positions_, position_table
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
@@ -34,7 +34,7 @@ class KimiVLTower:
         self._device, self._dtype, self.images = w.device, w.dtype, images
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = square_places(v, sizes)
+        self._places = position_table(v, sizes)
         sizes.quarters()
         self._frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
@@ -65,7 +65,7 @@ class KimiVLTower:
         order = down * columns + right
         patches = squares(pixels.to(self._dtype), self._sizes.patch)[:, order]
         x = self._embed(patches.flatten(0, 1))
-        add_places_(x, self._stretched(rows, columns), down, right)
+        add_positions_(x, self._stretched(rows, columns), down, right)
         rotation = repeated(self._rotation(down, right), images)
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:

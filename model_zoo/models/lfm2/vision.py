@@ -11,9 +11,9 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding
+from model_zoo.layers.vision.position_table import gathered_positions, position_table
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import gathered_places, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
@@ -35,7 +35,7 @@ class Lfm2Tower:
         self._device, self._dtype = w.device, w.dtype
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = square_places(v, sizes)
+        self._places = position_table(v, sizes)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
         ]
@@ -80,7 +80,7 @@ class Lfm2Tower:
             self._places, (high, wide), mode="bilinear", align_corners=False, antialias=True
         )
         down, across = coordinates(high, wide, block=merge, device=plane.device)
-        return gathered_places(plane, down, across)
+        return gathered_positions(plane, down, across)
 
     def _spans(self, parts: ImageParts) -> list[AttentionSpan]:
         spans, begin = [], 0

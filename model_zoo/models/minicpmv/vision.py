@@ -14,7 +14,7 @@ from model_zoo.images.slicing import Parts
 from model_zoo.images.tiling import Size
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.placed_vit import PlacedVit
+from model_zoo.layers.vision.rectangular_vit import RectangularVit
 from model_zoo.layers.vision.vision_layer import kernel_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
@@ -33,7 +33,7 @@ class MiniCPMVTower:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self.images = images
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
-        self._vit = PlacedVit(w.scope("v"), sizes, layer)
+        self._vit = RectangularVit(w.scope("v"), sizes, layer)
         self._resampler = Resampler(w.scope("resampler"), sizes)
         self._device, width = w.device, self._resampler.width
         self.limits = ImageLimits(images.most_rows, images.largest, width, w.dtype)

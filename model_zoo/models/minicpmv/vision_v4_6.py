@@ -11,7 +11,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.tiling import Size
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageAttention, ImageBatch, slabs
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.placed_vit import MergedAfter, PlacedVit
+from model_zoo.layers.vision.rectangular_vit import MergedAfter, RectangularVit
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
@@ -36,7 +36,7 @@ class MiniCPMV46Tower:
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
         v = w.scope("v")
         merged = MergedAfter(_merging_layer(sizes), WindowMerger(v.scope("vit_merger"), sizes))
-        self._vit = PlacedVit(v, sizes, layer, merged)
+        self._vit = RectangularVit(v, sizes, layer, merged)
         self._projector = _projector(w.scope("mm"), sizes.hidden * MERGE**2)
         self.limits = ImageLimits(images.most_rows, images.largest, self._projector.width, w.dtype)
 

@@ -46,7 +46,7 @@ class MllamaTower:
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._class = first_table(v, "class_embd", "class_embd.weight", shape=(sizes.hidden,))
-        self._places = Places(v, sizes, self._slots, self._rows)
+        self._places = TilePositions(v, sizes, self._slots, self._rows)
         self._pre_norm, self._post_norm = (
             v.layer_norm(name, EPS, size=sizes.hidden) for name in ("pre_ln", "post_ln")
         )
@@ -122,7 +122,7 @@ class MllamaTower:
         return result
 
 
-class Places:
+class TilePositions:
     """Gated position tables: one for rows in a tile, one for tiles in a grid."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, slots: int, rows: int) -> None:

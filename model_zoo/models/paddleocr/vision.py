@@ -6,10 +6,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding
+from model_zoo.layers.vision.position_table import interpolating, position_table
 from model_zoo.layers.vision.rectangle_tower import RectangleParts, RectangleTower
 from model_zoo.layers.vision.rotary import halves_rotary
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import square_places, stretching
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu
@@ -28,7 +28,7 @@ def paddleocr_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> 
         patch_embedding(v, sizes, "patch_embd"),
         [plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)],
         _projector(w, sizes, side**2),
-        stretching(square_places(v, sizes)),
+        interpolating(position_table(v, sizes)),
         halves_rotary(w, sizes),
     )
     return RectangleTower(w, parts, images)

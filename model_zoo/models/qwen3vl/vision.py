@@ -8,10 +8,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
+from model_zoo.layers.vision.position_table import interpolating, position_table
 from model_zoo.layers.vision.rectangle_tower import RectangleParts, RectangleTower
 from model_zoo.layers.vision.rotary import halves_rotary
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import square_places, stretching
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu
@@ -35,14 +35,14 @@ def qwen3vl_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Re
         embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)
     else:
         embed = frame_embedding(v, sizes, *FILE_FRAMES)
-    table = square_places(v, sizes, known_as(v, "position_embd", "pos_embed"))
+    table = position_table(v, sizes, known_as(v, "position_embd", "pos_embed"))
     parts = RectangleParts(
         sizes,
         side,
         embed,
         [plain_layer(v.scope("blk", i), sizes, LAYER, gelu) for i in range(sizes.layers)],
         _last_merger(w, sizes, side**2),
-        stretching(table, aligned=True),
+        interpolating(table, aligned=True),
         halves_rotary(w, sizes),
         _deep_mergers(v, sizes, side**2),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from ray.serve._private.haproxy import HAProxyConfig
 from ray.serve.config import HTTPOptions
 
-from serve_app.haproxy_supervisor import Files
+from serve_app.haproxy_supervisor import SupervisorFiles
 from tests.loopback import free_port
 
 HIGHEST_PID = 4194304
@@ -30,5 +30,5 @@ def proxy_config(directory: Path, host: str = "127.0.0.1") -> HAProxyConfig:
 
 def sockets_beside(admin: Path) -> tuple[Path, Path]:
     """The supervisor's sockets with their longest paths, if this is the path of Ray's socket."""
-    files = Files(admin.with_name("haproxy.cfg"), admin, HIGHEST_PID)
+    files = SupervisorFiles(admin.with_name("haproxy.cfg"), admin, HIGHEST_PID)
     return files.own_admin, files.unused

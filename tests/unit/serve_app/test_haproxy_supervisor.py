@@ -20,9 +20,9 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, ServerConfig
 from serve_app.haproxy_supervisor import (
     MAX_FAILURES,
     STEADY_S,
-    Files,
-    Start,
+    StartArguments,
     Supervisor,
+    SupervisorFiles,
     planned,
 )
 from tests.patience import HANG_S, settled, until
@@ -232,8 +232,10 @@ async def test_a_program_that_crashes_at_once_is_given_up_but_not_one_that_ran(t
     async def sleep(seconds):
         pauses.append(seconds)
 
-    files = Files(tmp_path / "config", tmp_path / "admin", os.getpid())
-    supervisor = Supervisor(str(program), Start("", [], []), files, clock=clock, sleep=sleep)
+    files = SupervisorFiles(tmp_path / "config", tmp_path / "admin", os.getpid())
+    supervisor = Supervisor(
+        str(program), StartArguments("", [], []), files, clock=clock, sleep=sleep
+    )
     assert await supervisor.run() == 1
     starts = len((tmp_path / "crashing.starts").read_text())
     assert steady + MAX_FAILURES <= starts <= steady + MAX_FAILURES + 1
@@ -254,8 +256,8 @@ async def test_a_soft_stop_is_passed_on_once(tmp_path):
     program, stops = tmp_path / "draining", tmp_path / "draining.stops"
     program.write_text(DRAINING)
     program.chmod(0o700)
-    files = Files(tmp_path / "config", tmp_path / "admin", os.getpid())
-    running = asyncio.create_task(Supervisor(str(program), Start("", [], []), files).run())
+    files = SupervisorFiles(tmp_path / "config", tmp_path / "admin", os.getpid())
+    running = asyncio.create_task(Supervisor(str(program), StartArguments("", [], []), files).run())
     await until(stops.exists)
     os.kill(os.getpid(), signal.SIGUSR1)
     await until(stops.read_text)
@@ -270,8 +272,8 @@ async def test_a_stop_during_a_start_reaches_the_new_process(tmp_path, monkeypat
     program = tmp_path / "waiting"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    files = Files(tmp_path / "config", tmp_path / "admin", os.getpid())
-    supervisor = Supervisor(str(program), Start("", [], []), files)
+    files = SupervisorFiles(tmp_path / "config", tmp_path / "admin", os.getpid())
+    supervisor = Supervisor(str(program), StartArguments("", [], []), files)
     create = asyncio.create_subprocess_exec
 
     async def interrupted(*arguments, **options):
@@ -290,11 +292,11 @@ frontend http_frontend
     bind 127.0.0.1:8000
     use_backend app if is_app
 """
-FILES = Files(Path("/d/haproxy.cfg"), Path("/d/admin.sock"), 9)
+FILES = SupervisorFiles(Path("/d/haproxy.cfg"), Path("/d/admin.sock"), 9)
 
 
 def test_rays_arguments_name_supervisors_and_haproxy_gets_their_sockets(tmp_path):
-    files = Files(tmp_path / "haproxy.cfg", tmp_path / "admin.sock", 9)
+    files = SupervisorFiles(tmp_path / "haproxy.cfg", tmp_path / "admin.sock", 9)
     files.of(7).own_admin.touch()
     given = ["-db", "-f", str(files.config), "-dR", "-sf", "7", "5", "-x", str(files.admin)]
     start = planned(CONFIG, given, files, [])

@@ -10,7 +10,7 @@ from model_zoo.layers.vision import image_attention
 from model_zoo.layers.vision.image_attention import AttentionSpan, attend, slabs, whole
 from model_zoo.layers.vision.merging import merged_planes, shuffled_planes
 from model_zoo.layers.vision.patches import squares
-from model_zoo.layers.vision.placed_vit import nearest_cells
+from model_zoo.layers.vision.rectangular_vit import nearest_cells
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.windows import windows
 

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.engine.acceptance import LEAST_GAIN, LONGEST_PAUSE, Acceptance
 from runtime.engine.ngram_proposals import NGramProposals
-from runtime.engine.planned_step import Bid, PlannedStep
+from runtime.engine.planned_step import PlannedStep, ProposalCandidate
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
@@ -133,9 +133,12 @@ def test_all_sequences_that_copy_propose(change: float, gain: float) -> None:
     assert decoding.speed > gain * 4 / cost(4)
 
 
-def bids(r: random.Random, count: int) -> list[Bid]:
+def bids(r: random.Random, count: int) -> list[ProposalCandidate]:
     chances = [r.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(count)]
-    return [Bid(Acceptance(tried=1.0, accepted=chance), r.randint(1, 4)) for chance in chances]
+    return [
+        ProposalCandidate(Acceptance(tried=1.0, accepted=chance), r.randint(1, 4))
+        for chance in chances
+    ]
 
 
 def test_rows_are_divided_for_the_most_tokens_per_unit_of_time() -> None:
@@ -172,7 +175,9 @@ def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
     for rows in [*range(1, 16)] * 2:
         costs.observe(rows, 1000 + 20 * rows)
     step = PlannedStep(costs, rows=4, tokens=4, room=room, overlaps=True)
-    sure, unsure = (Bid(Acceptance(tried=1.0, accepted=chance), 8) for chance in (1.0, 0.3))
+    sure, unsure = (
+        ProposalCandidate(Acceptance(tried=1.0, accepted=chance), 8) for chance in (1.0, 0.3)
+    )
     first, second = step.divided([sure, unsure])
     assert second == 0 and first == min(room, 8)
 

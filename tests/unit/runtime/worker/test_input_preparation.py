@@ -19,7 +19,7 @@ from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerC
 from runtime.vision.image_rows import FeatureRows, axes_of
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
 from runtime.worker.model import ImageWrite, RowSpan
-from runtime.worker.sampler import Path, Sampler
+from runtime.worker.sampler import Sampler, SamplingPath
 
 CPU = torch.device("cpu")
 KINDS = (Full(), Sliding(6), Chunked(8))
@@ -275,8 +275,12 @@ def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(prepa
     draws = inputs.draws
     assert draws.slots.tolist() == [2, 3, 0]
     assert draws.positions.tolist() == [10, 5, 4]
-    counts = dict(zip(Path, draws.counts, strict=True))
-    assert {path for path, count in counts.items() if count} == {Path.GREEDY, Path.TOP, Path.SORTED}
+    counts = dict(zip(SamplingPath, draws.counts, strict=True))
+    assert {path for path, count in counts.items() if count} == {
+        SamplingPath.GREEDY,
+        SamplingPath.TOP,
+        SamplingPath.SORTED,
+    }
     assert sum(draws.counts) == 3
     assert draws.width == 13
 

@@ -27,9 +27,9 @@ from runtime.worker.sampler import (
     TOP_LIMIT,
     Drawn,
     Draws,
-    Path,
     PenalisedRows,
     Sampler,
+    SamplingPath,
     ScoredRows,
     path_of,
 )
@@ -86,8 +86,10 @@ def draws_of(
     return Draws(
         slots=torch.tensor(order),
         positions=torch.tensor([positions[row] for row in order]),
-        counts=tuple(paths.count(path) for path in Path),
-        width=max([s.top_k for s, p in zip(ordered, paths, strict=True) if p is Path.TOP] or [0]),
+        counts=tuple(paths.count(path) for path in SamplingPath),
+        width=max(
+            [s.top_k for s, p in zip(ordered, paths, strict=True) if p is SamplingPath.TOP] or [0]
+        ),
         penalised=PenalisedRows(penalised, max(windows)) if windows else None,
         scored=ScoredRows(scored, alternatives) if len(scored) else None,
         repeating=repeating_rows(ordered),

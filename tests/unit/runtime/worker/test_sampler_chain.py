@@ -12,7 +12,7 @@ from transformers import TypicalLogitsWarper
 from runtime.engine.request import SamplingParams
 from runtime.engine.step_plan import SlotLoad
 from runtime.kernels.token_order import sorted_tokens
-from runtime.worker.sampler import Path, path_of
+from runtime.worker.sampler import SamplingPath, path_of
 from runtime.worker.sampler_chain import ChainRows, chain_spec, odds_of
 from tests.unit.runtime.worker.test_sampler import chi_square, critical, sample
 
@@ -266,5 +266,5 @@ def test_logits_that_are_not_finite_disturb_no_other_row():
 
 def test_the_chain_path_is_taken_only_for_parameters_with_an_effect():
     off = replace(PLAIN, top_n_sigma=-1.0, xtc_probability=1.0, xtc_threshold=0.6)
-    assert path_of(off, VOCAB) is Path.WHOLE
-    assert {path_of(s, VOCAB) for s in CASES} == {Path.CHAIN}
+    assert path_of(off, VOCAB) is SamplingPath.WHOLE
+    assert {path_of(s, VOCAB) for s in CASES} == {SamplingPath.CHAIN}

@@ -1,7 +1,7 @@
 """Which steps an engine computes before any other."""
 
 from runtime.worker.input_preparer import StepLimits
-from runtime.worker.sampler import Path, path_examples, path_of
+from runtime.worker.sampler import SamplingPath, path_examples, path_of
 from runtime.worker.scratch_steps import ScratchModel, scratch_plan, scratch_steps
 
 LIMITS = StepLimits(slots=300, step_tokens=2048, context_tokens=512)
@@ -23,7 +23,7 @@ def test_steps_that_compile_have_each_size_alone_and_with_a_prompt_and_each_way_
     assert mixed[:4] == [(2048, 300), (1024, 300), (512, 256), (256, 128)]
     assert mixed[-2:] == [(8, 4), (4, 2)] and len(mixed) == 10
     drawn = [step.sampling for step in steps if step.rows == 1]
-    assert {path_of(sampling, 1000) for sampling in drawn} == {*Path} - {Path.CHAIN}
+    assert {path_of(sampling, 1000) for sampling in drawn} == {*SamplingPath} - {SamplingPath.CHAIN}
     assert set(path_examples()) <= set(drawn)
 
 

@@ -11,7 +11,7 @@ from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway import model_management
 from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ON_DEMAND
-from serve_app.gateway.schedulability import ClusterView, Need, Schedulability
+from serve_app.gateway.schedulability import ClusterView, ReplicaResources, Schedulability
 from serve_app.on_demand.report import CallResult, OperationProgress
 from tests.patience import HANG_S, pass_time, settled
 
@@ -114,7 +114,7 @@ async def test_an_operation_does_not_wait_longer_for_a_process_than_a_request(op
 
 
 async def test_an_operation_fails_at_once_if_no_node_can_host_a_process():
-    need = Need("`on_demand`", "OnDemand:models", ({"CPU": 1.0, "GPU": 4.0},))
+    need = ReplicaResources("`on_demand`", "OnDemand:models", ({"CPU": 1.0, "GPU": 4.0},))
     schedulability = Schedulability({ON_DEMAND: need}, None)  # type: ignore[arg-type]
     management = managing(StartingStores({}), schedulability=schedulability)
     waiting = asyncio.create_task(operate(management, "pull"))

@@ -12,8 +12,8 @@ from serve_app.config.options import Options
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.schedulability import (
     ClusterView,
-    Need,
     Plan,
+    ReplicaResources,
     Schedulability,
     find_problem,
 )
@@ -28,8 +28,8 @@ SMALL, BIG = {"CPU": 4.0, "GPU": 0.0}, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
 PENDING = "Deployment 'm' has 1 replicas that have taken more than 30s to be scheduled."
 
 
-def need(*bundles, together: bool = False, apart: bool = False) -> Need:
-    return Need("model 'm'", "m", bundles or ({"CPU": 1, "GPU": 1},), together, apart)
+def need(*bundles, together: bool = False, apart: bool = False) -> ReplicaResources:
+    return ReplicaResources("model 'm'", "m", bundles or ({"CPU": 1, "GPU": 1},), together, apart)
 
 
 def view(*nodes, running: int = 0, starting: int = 1, message: str = "", free=None) -> ClusterView:

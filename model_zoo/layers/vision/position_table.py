@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 
 
-def square_places(w: TensorScope, sizes: VisionSizes, name: str = "position_embd") -> Tensor:
+def position_table(w: TensorScope, sizes: VisionSizes, name: str = "position_embd") -> Tensor:
     """The table [side * side, hidden] as float32 [1, hidden, side, side]. Raises ModelFileError if
     the number of its rows is no square."""
     count = (w.shape(name, dimensions=2) or (1,))[0]
@@ -23,19 +23,19 @@ def square_places(w: TensorScope, sizes: VisionSizes, name: str = "position_embd
     return table.t().reshape(1, sizes.hidden, side, side)
 
 
-def gathered_places(plane: Tensor, down: Tensor, across: Tensor) -> Tensor:
+def gathered_positions(plane: Tensor, down: Tensor, across: Tensor) -> Tensor:
     """[cells, hidden]: the places of a plane [1, hidden, rows, columns] of the cells in rows `down`
     [cells] and columns `across` [cells]."""
     return plane[0].flatten(1).t()[down * plane.shape[3] + across]
 
 
-def add_places_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> None:
-    """Adds the `gathered_places` to the cells of each image, x [images * cells, hidden]."""
-    places = gathered_places(plane, down, across)
+def add_positions_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> None:
+    """Adds the `gathered_positions` to the cells of each image, x [images * cells, hidden]."""
+    places = gathered_positions(plane, down, across)
     x.view(-1, len(down), x.shape[1]).add_(places.to(x.dtype))
 
 
-def stretching(
+def interpolating(
     table: Tensor, *, mode: str = "bilinear", aligned: bool = False
 ) -> Callable[[int, int], Tensor]:
     """Interpolates a table [1, hidden, side, side] to rectangles of so many rows and columns."""

@@ -35,7 +35,7 @@ class MergedAfter:
     merger: RowMerger
 
 
-class PlacedVit:
+class RectangularVit:
     """A patch has the position of the square's cell in which its upper left corner lies when the
     rectangle is stretched to the square, as in Dehghani et al., "Patch n' Pack".
 
