@@ -14,8 +14,6 @@ SPECULATION = "# Speculative decoding"
 DRAFTS = "# Speculative decoding with a draft model"
 TURNS = "# Second turns"
 GAPS = "# Gaps of streams"
-FAULTS = "# Faults under load"
-SOAK = "# Random requests against answers alone"
 
 
 def publish(heading: str, section: str, *, write: bool) -> None:
