@@ -85,6 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("bailingmoe", ("bailingmoe",), pre_tokenizer="bailingmoe"),
     Family("bailingmoe2", ("bailingmoe2",), pre_tokenizer="bailingmoe2"),
     Family("command_r", ("command-r", "cohere2", "cohere2moe"), pre_tokenizer="command-r"),
+    Family("dbrx", ("dbrx",), pre_tokenizer="dbrx"),
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek32",), pre_tokenizer="deepseek-v3"),

@@ -183,11 +183,12 @@ class PostNormBlock(_TwoParts):
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
     """pre_norms: norms of the inputs of attention and feed-forward. layer_norms: these are layer
-    norms with biases instead of RMS norms. post_norms: RMS norms of the outputs. residual_scale:
-    factor of both outputs. The others are names of norms."""
+    norms instead of RMS norms, which must have biases if `norm_biases`. post_norms: RMS norms of
+    the outputs. residual_scale: factor of both outputs. The others are names of norms."""
 
     pre_norms: bool = True
     layer_norms: bool = False
+    norm_biases: bool = True
     post_norms: bool = False
     residual_scale: float = 1.0
     ffn_norm: str = "ffn_norm"
@@ -201,8 +202,9 @@ class BlockOptions:
         norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
         before: list[RMSNorm | LayerNorm | None] = [None, None]
         if self.pre_norms and self.layer_norms:
-            w.need_biases("attn_norm", self.ffn_norm)
             named = "attn_norm", self.ffn_norm
+            if self.norm_biases:
+                w.need_biases(*named)
             before = [w.layer_norm(name, sizes.eps, size=sizes.hidden) for name in named]
         elif self.pre_norms:
             before = [norm("attn_norm"), norm(self.ffn_norm)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from transformers import (
+    DbrxConfig,
     FalconConfig,
     GPT2Config,
     GPTBigCodeConfig,
@@ -26,6 +27,15 @@ from tests.families.text_family import (
 )
 
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 512}
+DBRX = {
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 512,
+    **rope(5e5),
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 5e5},
+    "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 6, "moe_top_k": 2},
+}
 FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
 PHIMOE_ROPE = {
     "rope_type": "longrope",
@@ -42,6 +52,18 @@ LARGER_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 UNSTATED = {"unstated_base_as_published": Variant(keys={"rope.freq_base": None} | KEY_LENGTHS)}
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "dbrx": TextFamily(
+        DbrxConfig,
+        DBRX,
+        {"plain": {}},
+        wide={"d_model": 256, "ffn_config": DBRX["ffn_config"] | {"ffn_hidden_size": 256}},
+        effective_keys={"attention.clamp_kqv": 1.5},
+        files=(
+            CompleteFile(
+                optional_keys="attention.key_length attention.value_length feed_forward_length"
+            ),
+        ),
+    ),
     "falcon": TextFamily(
         FalconConfig,
         FALCON,

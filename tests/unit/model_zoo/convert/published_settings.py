@@ -304,6 +304,17 @@ ERNIE_45 = {
     "use_bias": False,
     "vocab_size": 103424,
 }
+DBRX = {
+    "architectures": ["DbrxForCausalLM"],
+    "model_type": "dbrx",
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+    "d_model": 6144,
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    "max_seq_len": 32768,
+    "n_heads": 48,
+    "n_layers": 40,
+    "vocab_size": 100352,
+}
 OLMO_3 = {
     "architectures": ["Olmo3ForCausalLM"],
     "model_type": "olmo3",
@@ -445,6 +456,7 @@ STARCODER = {
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
     "Command-R": COMMAND_R,
+    "DBRX": DBRX,
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
     "Llama 1": LLAMA_1,

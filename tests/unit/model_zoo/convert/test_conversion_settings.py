@@ -18,6 +18,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 from tests.unit.model_zoo.convert.published_settings import (
     COMMAND_R,
+    DBRX,
     EMBEDDING_GEMMA,
     ERNIE_45,
     GEMMA_2,
@@ -164,6 +165,14 @@ def test_olmoe_is_refused_with_settings_of_no_published_model(tmp_path, setting)
     olmoe = {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe"}
     with pytest.raises(UnsupportedModelError, match=f"has `{next(iter(setting))}`"):
         told(tmp_path / "changed", LLAMA_2 | olmoe | setting)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"moe_normalize_expert_weights": None}, {"ffn_act_fn": {"name": "gelu"}}]
+)
+def test_dbrx_is_refused_with_experts_of_no_published_model(tmp_path, setting) -> None:
+    with pytest.raises(UnsupportedModelError, match="files of this architecture mean these"):
+        told(tmp_path / "changed", DBRX | {"ffn_config": DBRX["ffn_config"] | setting})
 
 
 def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:

@@ -69,6 +69,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("kimi-linear", (), "kimi-k2"),
         ("llama4", (), "llama4"),
         ("chatglm", (), "glm4"),
+        ("dbrx", (), "dbrx"),
         ("deepseek", (), "deepseek-llm"),
         ("deepseek32", (), "deepseek-v3"),
         ("exaone", (), "exaone"),
