@@ -40,6 +40,7 @@ END_TEXTS = frozenset(
         "<end_of_turn>",
         "<|endoftext|>",
         "<|eom_id|>",
+        "<|eom|>",
         "<EOT>",
         "_<EOT>",
         "[EOT]",

@@ -25,6 +25,8 @@ from runtime.kernels.triton.pointwise import (
     rope_kernel,
     xielu_kernel,
 )
+from runtime.kernels.triton.selective_scan import CHANNELS as SCANNED
+from runtime.kernels.triton.selective_scan import selective_scan_kernel
 from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
 from runtime.kernels.triton.state_space import COLUMNS as STATE_COLUMNS
@@ -202,6 +204,24 @@ def space(*, single: bool) -> Specimen:
     )  # fmt: skip
 
 
+def scan(*, single: bool) -> Specimen:
+    """The scan of Jamba 1.5 Mini, of one row a span or of many."""
+    strides = tuple(f"{name}_stride" for name in ("value", "step", "key", "query"))
+    inputs = {name: kind for name, kind in RECURRENT.items() if name != "row_stride"}
+    return Specimen(
+        selective_scan_kernel,
+        {
+            **dict.fromkeys(("values", "steps", "keys", "queries"), "*bf16"),
+            **dict.fromkeys(("rates", "offsets", "skips", "states"), "*fp32"), **inputs,
+            **dict.fromkeys(strides, "i32"),
+        },
+        {
+            "COUNT": 8192, "SIZE": 16, "PADDED": 16, "CHANNELS": SCANNED, "SINGLE": single,
+        },
+        strides, warps=1,
+    )  # fmt: skip
+
+
 def moments() -> Specimen:
     types = {"x": "*bf16", "means": "*fp32", "deviations": "*fp32", "row_stride": "i32"}
     return Specimen(
@@ -255,6 +275,8 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "delta rule, a row": delta(single=True),
         "delta rule, rows": delta(single=False),
         "delta rule of elements, rows": delta(single=False, decays=DIM),
+        "selective scan, a row": scan(single=True),
+        "selective scan, rows": scan(single=False),
         "state space, a row": space(single=True),
         "state space, rows": space(single=False),
     }

@@ -1,10 +1,18 @@
-"""The rows of models with Mamba 2 layers in the table of text families."""
+"""The rows of models with Mamba or Mamba 2 layers in the table of text families."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from transformers import FalconH1Config, GraniteMoeHybridConfig, Mamba2Config, NemotronHConfig
+from transformers import (
+    FalconH1Config,
+    FalconMambaConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Mamba2Config,
+    MambaConfig,
+    NemotronHConfig,
+)
 
 from tests.families.text_family import (
     SIZES,
@@ -80,6 +88,15 @@ FALCON_MULTIPLIERS = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.75,
 }
+# Recurrent layers with and without experts, and attention with experts.
+JAMBA = SIZES | {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+MAMBA = {"hidden_size": 64, "num_hidden_layers": 2}
 OLLAMA_NAMES = {"ffn_latent_down": "ffn_latent_in", "ffn_latent_up": "ffn_latent_out"}
 
 
@@ -155,6 +172,50 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys=f"{GRANITE_OPTIONAL_KEYS} feed_forward_length",
                 optional_tensors="blk.0.ssm_conv1d.bias blk.2.ssm_conv1d.bias",
+            ),
+        ),
+    ),
+    "jamba": TextFamily(
+        JambaConfig,
+        JAMBA,
+        {
+            "plain": {},
+            "recurrent_last_layer_dense_tied": TIED
+            | {
+                "num_hidden_layers": 2,
+                "attn_layer_period": 2,
+                "attn_layer_offset": 0,
+                "num_experts": 1,
+                "num_experts_per_tok": 1,
+                "mamba_d_conv": 7,
+                "mamba_d_state": 24,
+                "mamba_dt_rank": 5,
+                "mamba_conv_bias": False,
+                "mamba_proj_bias": True,
+            },
+        },
+        files=(
+            CompleteFile(
+                optional_tensors=" ".join(f"blk.{n}.ssm_conv1d.bias" for n in (0, 2, 3)),
+            ),
+        ),
+    ),
+    "falcon-mamba": TextFamily(
+        FalconMambaConfig,
+        MAMBA,
+        {"plain": {}},
+        wide={"hidden_size": 256},
+        files=(),
+    ),
+    "mamba": TextFamily(
+        MambaConfig,
+        MAMBA,
+        {"plain": {}, "own_head_and_biases": {"tie_word_embeddings": False, "use_bias": True}},
+        wide={"hidden_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="attention.head_count feed_forward_length ssm.dt_b_c_rms",
+                optional_tensors="blk.0.ssm_conv1d.bias blk.1.ssm_conv1d.bias",
             ),
         ),
     ),

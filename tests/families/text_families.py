@@ -489,6 +489,7 @@ DIVERSE = (
     "kimi-linear",
     "lfm2",
     "llama4",
+    "mamba",
     "minimax-m2",
     "mllama",
     "nemotron_h_moe",

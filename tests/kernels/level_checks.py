@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels import delta, experts, routing, state_space
+from runtime.kernels import delta, experts, routing, selective_scan, state_space
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
@@ -16,6 +16,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, block_type
 from runtime.quant.weight import Compute, Weight
 from tests.kernels import (
+    sequence_steps,
     test_attention,
     test_cache_rows,
     test_delta,
@@ -57,7 +58,7 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
     check_caches()
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
-    for module in (delta, experts, routing, state_space):
+    for module in (delta, experts, routing, selective_scan, state_space):
         monkeypatch.setattr(module, "library", lambda: kernels)
     check_experts()
     check_recurrent_layers()
@@ -140,9 +141,11 @@ def check_experts() -> None:
 
 
 def check_recurrent_layers() -> None:
-    for rule, shape in product(("tiled delta", "state space"), ("groups", "odd_sizes")):
+    rules = "tiled delta", "state space", "selective scan"
+    for rule, shape in product(rules, ("groups", "odd_sizes")):
         test_recurrent_rules.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
             rule, shape, "fast"
         )
     test_delta.test_extreme_gates_stay_finite("fast")
-    test_state_space.test_extreme_steps_stay_finite("fast")
+    for rule in (sequence_steps.Mamba2(), sequence_steps.Mamba()):
+        test_state_space.test_extreme_steps_stay_finite(rule, "fast")

@@ -12,6 +12,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     mamba2_selective_state_update,
 )
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from runtime.kernels.delta import (
@@ -22,6 +23,12 @@ from runtime.kernels.delta import (
     short_convolution_twin,
 )
 from runtime.kernels.pointwise import silu
+from runtime.kernels.selective_scan import (
+    Channels,
+    ScanRows,
+    selective_scan,
+    selective_scan_twin,
+)
 from runtime.kernels.state_space import StateSpace, state_space, state_space_twin
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
@@ -44,21 +51,22 @@ def curved_twin(*arguments: object, **options: object) -> Tensor:
 class Rule(Protocol):
     """How a layer updates and reads its states.
 
-    columns: the number of inputs [rows, heads] beside the convolved ones. parameters: the number of
-    vectors [heads], of which the first is negative. by_element: whether the first of these inputs
-    and the second of these vectors have a number for each element of a key. biased: whether the
-    convolution before it has a bias. atol: the largest error in float32, and in types of 16 bits.
+    columns: for each input [rows, heads] beside the convolved ones, whether it has a number for
+    each element of a key instead. parameters: the same for vectors [heads], of which the first is
+    negative. biased: whether the convolution before it has a bias. atol: the largest error in
+    float32, and in types of 16 bits.
     """
 
     shapes: ClassVar[Mapping[str, Shape]]
     kernels: ClassVar[Mapping[str, Kernels]]
-    columns: ClassVar[int]
-    parameters: ClassVar[int]
     biased: ClassVar[bool]
     atol: ClassVar[tuple[float, float]]
 
     @property
-    def by_element(self) -> bool: ...
+    def columns(self) -> tuple[bool, ...]: ...
+
+    @property
+    def parameters(self) -> tuple[bool, ...]: ...
 
     def call(
         self,
@@ -89,10 +97,16 @@ class GatedDelta:
         "fast": (short_convolution, gated_delta),
         "twin": (curved_twin, gated_delta_twin),
     }
-    columns: ClassVar[int] = 2
-    parameters: ClassVar[int] = 2
     biased: ClassVar[bool] = False
     atol: ClassVar[tuple[float, float]] = (2e-5, 2e-3)
+
+    @property
+    def columns(self) -> tuple[bool, ...]:
+        return self.by_element, False
+
+    @property
+    def parameters(self) -> tuple[bool, ...]:
+        return False, self.by_element
 
     def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
         gates = DeltaGates(*columns, *parameters)
@@ -128,10 +142,9 @@ class Mamba2:
         "fast": (short_convolution, state_space),
         "twin": (curved_twin, state_space_twin),
     }
-    columns: ClassVar[int] = 1
-    parameters: ClassVar[int] = 3
+    columns: ClassVar[tuple[bool, ...]] = (False,)
+    parameters: ClassVar[tuple[bool, ...]] = (False, False, False)
     biased: ClassVar[bool] = True
-    by_element: ClassVar[bool] = False
     atol: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
 
     def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
@@ -161,11 +174,49 @@ class Mamba2:
         return torch.cat(rows)
 
 
+@dataclass(frozen=True)
+class Mamba:
+    """Selective scans; each head is a channel."""
+
+    shapes: ClassVar[Mapping[str, Shape]] = {
+        "one_head": (1, 1, 16, 1),
+        "groups": (1, 40, 32, 1),
+        "odd_sizes": (1, 37, 11, 1),
+    }
+    kernels: ClassVar[Mapping[str, Kernels]] = {
+        "fast": (short_convolution, selective_scan),
+        "twin": (curved_twin, selective_scan_twin),
+    }
+    columns: ClassVar[tuple[bool, ...]] = (False,)
+    parameters: ClassVar[tuple[bool, ...]] = (True, False, False)
+    biased: ClassVar[bool] = True
+    atol: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
+
+    def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
+        _, count, size, _ = pages.values.shape
+        values, keys, queries = mixed.split((count, size, size), dim=1)
+        rates, *others = parameters
+        channels = Channels(rates.view(count, size), *others)
+        rows = ScanRows(values, *columns, keys, queries)
+        return kernel(rows, channels, pages, plan).unsqueeze(2)
+
+    def expected(self, mixed, columns, parameters, shape) -> Tensor:
+        _, count, size, _ = shape
+        [steps], (rates, offsets, skips) = columns, parameters
+        values, key, query = (t.t()[None] for t in mixed.split((count, size, size), dim=1))
+        of_channels, options = rates.view(count, size), {"delta_softplus": True}
+        rows = mamba_selective_scan(
+            values, steps.t()[None], of_channels, key, query, skips, None, offsets, **options
+        )
+        return rows[0].t().unsqueeze(2)
+
+
 RULES: Mapping[str, Rule] = {
     "delta": GatedDelta(),
     "tiled delta": GatedDelta(tiled=True),
     "delta of elements": GatedDelta(by_element=True),
     "state space": Mamba2(),
+    "selective scan": Mamba(),
 }
 
 
@@ -192,12 +243,9 @@ class Sequences:
             return torch.randn(*sizes, generator=draw)
 
         self.mixed = [noise(n, channels).to(dtype) for n in lengths]
-        inner = heads * key_dim if rule.by_element else heads
-        widths = [inner] + [heads] * (rule.columns - 1)
-        self.columns = [[noise(n, width) * 3 for n in lengths] for width in widths]
-        first, *others = (
-            noise(inner if number == 1 else heads) for number in range(rule.parameters)
-        )
+        width = {False: heads, True: heads * key_dim}
+        self.columns = [[noise(n, width[each]) * 3 for n in lengths] for each in rule.columns]
+        first, *others = (noise(width[each]) for each in rule.parameters)
         self.parameters = [-first.exp(), *others]
         self.weight = noise(TAPS + 1, channels)
         self.bias = noise(channels) if rule.biased else None

@@ -15,6 +15,7 @@ from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_su
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import layer_norm, rms_norm, rope_halves, silu_mul
+from runtime.kernels.selective_scan import Channels, ScanRows, selective_scan
 from runtime.kernels.state_space import StateSpace, state_space
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Weight
@@ -76,12 +77,21 @@ def scan(width: int = 2 * 2 * KEY + 4 * VALUE, *, steps: int = 4, groups: int = 
     return state_space(mixed, numbers, space, pages, plan(), groups=groups)
 
 
+def select(size: int = KEY, *, steps: int = 4, rates: int = KEY) -> Tensor:
+    pages = LayerPages(torch.zeros(1, 1), torch.zeros(1, 4, KEY, 1), 0)
+    channels = Channels(-torch.ones(4, rates), torch.zeros(4), torch.zeros(4))
+    values, numbers = torch.zeros(ROWS, 4), torch.zeros(ROWS, steps)
+    keys, queries = torch.zeros(ROWS, 2 * size).chunk(2, dim=1)
+    return selective_scan(ScanRows(values, numbers, keys, queries), channels, pages, plan())
+
+
 SOUND: dict[str, Callable[[], object]] = {
     "attend": attend,
     "write": write,
     "convolve": convolve,
     "learn": learn,
     "scan": scan,
+    "select": select,
 }
 REFUSED: dict[str, Callable[[], object]] = {
     "queries wider than the cached keys": lambda: attend(KEY + 1),
@@ -112,6 +122,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "values too narrow": lambda: scan(2 * 2 * KEY + 4 * VALUE - 1),
     "steps of too few heads": lambda: scan(steps=3),
     "groups that do not divide the heads": lambda: scan(3 * 2 * KEY + 4 * VALUE, groups=3),
+    "keys of another size": lambda: select(KEY - 1),
+    "steps of too few channels": lambda: select(steps=3),
+    "rates of another size": lambda: select(rates=KEY + 1),
     "a norm with weights of other groups": lambda: rms_norm(
         torch.zeros(2, 3, 4), torch.zeros(2, 4), 1e-5
     ),

@@ -125,6 +125,7 @@ STAYING = {
     "granitehybrid",
     "kimi-linear",
     "lfm2",
+    "mamba",
     "nemotron_h_moe",
     "qwen35moe",
     "llama4",

@@ -105,6 +105,9 @@ UNKNOWN = {
     "phimoe": "plain window_and_short_factors",
     "gemma2": "no_caps",  # it divides by a cap of 0
     "mamba2": "one_group_tied_without_biases",  # it requires the bias of the convolution
+    # It has no biases of the projections of Mamba layers, and requires that of the convolution.
+    "jamba": "recurrent_last_layer_dense_tied",
+    "mamba": "own_head_and_biases",
     # It ends with a failed assertion or a segmentation fault.
     "falcon-h1": "tied_without_convolution_bias",
     "lfm2": "attention_everywhere",

@@ -34,6 +34,16 @@ INLINE v16 v_tanh(v16 x) {
     return v_div(m, v_add(m, v_all(2.0f)));
 }
 
+/* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), the latter by 2 artanh(s) = log((1 + s) / (1 - s)) with s <= 1/3,
+ * whose series ends where terms are below 1e-9 of the first. */
+INLINE v16 v_softplus(v16 x) {
+    const v16 e = v_exp(v_negative(v_max(v_negative(x), x)));
+    const v16 s = v_div(e, v_add(e, v_all(2.0f))), square = v_mul(s, s);
+    v16 p = v_all(2.0f / 17.0f);
+    for (int term = 15; term > 0; term -= 2) p = v_fma(p, square, v_all(2.0f / term));
+    return v_fma(p, s, v_max(v_zero(), x));
+}
+
 /* 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), by 1 + tanh(u) = 2 / (1 + e^-2u). */
 INLINE v16 v_gelu_tanh(v16 x) {
     const v16 cubic = v_fma(v_mul(x, x), v_all(0.044715f), v_all(1.0f));

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kernels import attention, attention_inputs, delta, pointwise, state_space
+from runtime.kernels import (
+    attention,
+    attention_inputs,
+    delta,
+    pointwise,
+    selective_scan,
+    state_space,
+)
 from tests.families.agreement import check_prompt_and_decoding
 from tests.families.text_families import TEXT_MODELS
 
@@ -18,13 +25,14 @@ FAMILIES = (
     "qwen3next",
     "lfm2",
     "falcon-h1",
+    "mamba",
     "nemotron_h_moe",
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_agree(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, attention_inputs, delta, pointwise, state_space):
+    for module in (attention, attention_inputs, delta, pointwise, selective_scan, state_space):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
         monkeypatch.setattr(module, "library", lambda: None, raising=False)
     row = TEXT_MODELS[family]

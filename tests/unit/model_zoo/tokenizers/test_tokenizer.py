@@ -100,6 +100,11 @@ def test_minimaxs_end_needs_no_key() -> None:
     assert ends({"[e~[": NORMAL}) == set()
 
 
+def test_messages_of_jamba_end() -> None:
+    """llama.cpp does not know the token, and its converter states another end."""
+    assert ends({"<|bom|>": CONTROL, "<|eom|>": CONTROL}) == {"<|eom|>"}
+
+
 def test_slash_s_is_ordinary_with_tool_responses_and_as_a_normal_token() -> None:
     assert ends({"</s>": CONTROL}) == {"</s>"}
     assert ends({"</s>": CONTROL, "<|tool_response>": CONTROL}) == {"<|tool_response>"}

@@ -79,6 +79,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("qwen2moe", (), "qwen2"),
         ("starcoder", (), "starcoder"),
         ("starcoder2", (), "starcoder"),
+        ("mamba", (), "olmo"),
         ("mimo2", (), "qwen2"),
         ("mistral3", (), "tekken"),
         ("mistral4", (), "tekken"),
