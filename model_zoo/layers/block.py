@@ -31,6 +31,19 @@ class RowWise(Protocol):
     def __call__(self, x: Activations) -> Tensor: ...
 
 
+# The experts of each row int64 [tokens, used], and their weights float32 [tokens, used].
+Routes = tuple[Tensor, Tensor]
+
+
+class Routed(RowWise, Protocol):
+    """A feed-forward whose experts may be chosen before its input is known: from x [tokens, hidden]
+    by `routes`, for `of_routes`, which is otherwise as `__call__`."""
+
+    def routes(self, x: Tensor) -> Routes: ...
+
+    def of_routes(self, x: Activations, routes: Routes) -> Tensor: ...
+
+
 class Mixer(Protocol):
     """Mixes information between rows, such as attention: x [tokens, hidden] -> [tokens, hidden], or
     only [outputs, hidden] of `step.rows`. Sizes and rounding as in `RowWise`."""
@@ -138,6 +151,26 @@ class FeedForwardBlock:
             residual = Residual(take_rows(residual.computed(), rows))
         added = self.feed_forward(residual.normed(self.norm, self.feed_forward.rounding))
         return Residual(added, residual.x)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EarlyRoutedBlock(_TwoParts):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)), whose experts are those that the
+    first x leads to."""
+
+    attn_norm: RMSNorm
+    attention: Mixer
+    ffn_norm: RMSNorm
+    feed_forward: Routed
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
+        kept = step.kept(x)
+        routes = self.feed_forward.routes(kept)
+        attended = self.attention(self.attn_norm(x), step)
+        inputs = self.ffn_norm.of_sum(attended, kept)
+        return add_(self.feed_forward.of_routes(inputs, routes), attended)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

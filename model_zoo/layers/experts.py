@@ -1,13 +1,13 @@
 """Mixtures of experts: a router chooses a few feed-forwards for each row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.block import RowWise
+from model_zoo.layers.block import Routes, RowWise
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import Linear, for_factors
 from model_zoo.layers.low_rank import LowRank
@@ -48,6 +48,17 @@ class ExpertSizes:
         return cls(count, used, metadata.require_size(key) if metadata.has(key) else None)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkExperts:
+    """Smaller experts, of inner width `width`, each of which belongs to `per_group` consecutive
+    experts: what it computes, times `scale`, is added for each of these that is chosen, with its
+    weight (Wu et al., "GroveMoE", section 3)."""
+
+    per_group: int
+    width: int
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOptions:
     """The properties of experts that differ between families.
@@ -61,6 +72,7 @@ class ExpertOptions:
     down_scale: float32 [experts], multiplies the experts' outputs, additions of adapters included.
     latent: size of the experts' inputs and outputs, if they are not those of the layer:
     `ffn_latent_down` maps its input to theirs, and `ffn_latent_up` the weighted sum back.
+    chunks: experts of groups beside them.
     """
 
     routing: Router = SOFTMAX_OF_CHOSEN
@@ -74,6 +86,7 @@ class ExpertOptions:
     norm: RMSNorm | None = None
     down_scale: Tensor | None = None
     latent: int | None = None
+    chunks: ChunkExperts | None = None
 
 
 class Experts:
@@ -93,24 +106,11 @@ class Experts:
         self.hidden, self._used, self._options = hidden, sizes.used, options
         self._router = w.linear("ffn_gate_inp", shape=(sizes.count, hidden))
         self._into, self._out_of = _latent_matrices(w, hidden, options.latent)
-        width, inner = _width(w, sizes), options.latent or hidden
-        self._split = divided_width(w, width or 0, "ffn_down_exps")
-        self._gate, self._up = _gates_and_ups(w, sizes.count, width, inner, self._split, options)
-        scaled = options.down_scale is not None
-        self._down = _Downs(w, (sizes.count, inner, width), self._split, scaled=scaled)
-        self.row_elements = _row_elements(inner, self._split.count, sizes)
-        self.row_elements += self._down.row_elements * sizes.used
-        parts = (self._gate, self._up, self._down)
-        self.row_elements += sizes.used * max(
-            part.added_elements for part in parts if part is not None
-        )
-        self.row_elements += hidden if options.norm is not None else 0
-        self.row_elements += 2 * (hidden + inner) if options.latent else 0
-        self.matrix_elements = sizes.count * inner * self._split.count
-        if options.shared is not None:
-            self.row_elements += hidden + options.shared.row_elements
-            self.matrix_elements = max(self.matrix_elements, options.shared.matrix_elements)
-        first = self._into or (self._gate or self._up).weight
+        inner = options.latent or hidden
+        self._stacks = _Stacks(w, inner, replace(sizes, width=_width(w, sizes)), options)
+        self._chunks = None if options.chunks is None else _Chunks(w, inner, sizes, options)
+        self.row_elements, self.matrix_elements = self._summed_sizes(inner)
+        first = self._stacks if self._into is None else self._into
         self.rounding = None if options.norm is not None else first.rounding
 
     @classmethod
@@ -122,35 +122,40 @@ class Experts:
 
     def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
+        return self.of_routes(x, self.routes(unrounded(x)))
+
+    def routes(self, x: Tensor) -> Routes:
+        """The choices of the router for x [tokens, hidden]."""
+        norm = self._options.router_norm
+        logits = self._router(x.float() if norm is None else norm(x.float()))
+        return self._options.routing(logits, self._used)
+
+    def of_routes(self, x: Activations, routes: Routes) -> Tensor:
+        """As `__call__`, with choices that another vector may have led to."""
         options = self._options
-        chosen, weights = self._routed(unrounded(x))
         x = x if options.norm is None else options.norm(unrounded(x))
         inner = x if self._into is None else self._into(x)
-        result = weighted_sum(
-            self._of_each(inner, chosen, weights),
-            None if options.weigh_input else weights,
-            chosen=chosen,
-            scales=options.down_scale,
-        )
-        result = self._down.merged(result)
+        result = self._stacks(inner, routes)
+        if self._chunks is not None:
+            result = add_(result, self._chunks(inner, routes))
         if self._out_of is not None:
             result = self._out_of(result)
         result = result if options.shared is None else add_(result, options.shared(x))
         return result if options.output_scale is None else scale_(result, options.output_scale)
 
-    def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        norm = self._options.router_norm
-        logits = self._router(x.float() if norm is None else norm(x.float()))
-        return self._options.routing(logits, self._used)
-
-    def _of_each(self, x: Activations, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[tokens, used, hidden], or this rank's contribution to it."""
-        scale = weights if self._options.weigh_input else None
-        if self._gate is None:
-            assert self._options.curve is not None
-            return self._down(self._options.curve(self._up(x, chosen, scale)), chosen)
-        gated = self._options.gated(self._gate(x, chosen, scale), self._up(x, chosen, scale))
-        return self._down(gated, chosen)
+    def _summed_sizes(self, inner: int) -> tuple[int, int]:
+        """`row_elements` and `matrix_elements`, as of `RowWise`."""
+        options, hidden = self._options, self.hidden
+        rows, matrix = self._stacks.row_elements, self._stacks.matrix_elements
+        rows += hidden if options.norm is not None else 0
+        rows += 2 * (hidden + inner) if options.latent else 0
+        if self._chunks is not None:
+            rows += inner + self._chunks.row_elements
+            matrix = max(matrix, self._chunks.matrix_elements)
+        if options.shared is not None:
+            rows += hidden + options.shared.row_elements
+            matrix = max(matrix, options.shared.matrix_elements)
+        return rows, matrix
 
 
 def experts_or_dense(
@@ -184,6 +189,74 @@ class DenseAndExperts:
         x = unrounded(x)
         result = self._dense_norm(self._dense(self._norm(x)))
         return add_(result, self._experts_norm(self._experts(x)))
+
+
+class _Stacks:
+    """The matrices of all experts, in tensors such as `ffn_up_exps`, whose names end in `name`."""
+
+    def __init__(
+        self,
+        w: TensorScope,
+        hidden: int,
+        sizes: ExpertSizes,
+        options: ExpertOptions,
+        name: str = "exps",
+    ) -> None:
+        width, count = sizes.width, sizes.count
+        self._options, down = options, f"ffn_down_{name}"
+        split = divided_width(w, width or 0, down)
+        self._gate, self._up = _gates_and_ups(w, (count, width, hidden), split, options, name)
+        scaled = options.down_scale is not None
+        self._down = _Downs(w, down, (count, hidden, width), split, scaled=scaled)
+        parts = (self._gate, self._up, self._down)
+        self.row_elements = _row_elements(hidden, split.count, sizes)
+        self.row_elements += self._down.row_elements * sizes.used
+        self.row_elements += sizes.used * max(
+            part.added_elements for part in parts if part is not None
+        )
+        self.matrix_elements = count * hidden * split.count
+        self.rounding = (self._gate or self._up).weight.rounding
+
+    def __call__(self, x: Activations, routes: Routes) -> Tensor:
+        """x [tokens, hidden] -> the weighted sums [tokens, hidden], complete."""
+        (chosen, weights), options = routes, self._options
+        result = weighted_sum(
+            self._of_each(x, chosen, weights),
+            None if options.weigh_input else weights,
+            chosen=chosen,
+            scales=options.down_scale,
+        )
+        return self._down.merged(result)
+
+    def _of_each(self, x: Activations, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[tokens, used, hidden], or this rank's contribution to it."""
+        scale = weights if self._options.weigh_input else None
+        if self._gate is None:
+            assert self._options.curve is not None
+            return self._down(self._options.curve(self._up(x, chosen, scale)), chosen)
+        gated = self._options.gated(self._gate(x, chosen, scale), self._up(x, chosen, scale))
+        return self._down(gated, chosen)
+
+
+class _Chunks:
+    """The experts of groups, see `ChunkExperts`, in tensors such as `ffn_up_chexps`."""
+
+    def __init__(
+        self, w: TensorScope, hidden: int, sizes: ExpertSizes, options: ExpertOptions
+    ) -> None:
+        chunks = options.chunks
+        assert chunks is not None and options.down_scale is None
+        self._chunks = chunks
+        own = ExpertSizes(sizes.count // chunks.per_group, sizes.used, chunks.width)
+        self._stacks = _Stacks(w, hidden, own, options, "chexps")
+        self.row_elements = self._stacks.row_elements + 3 * sizes.used
+        self.matrix_elements = self._stacks.matrix_elements
+
+    def __call__(self, x: Activations, routes: Routes) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]; routes: to the single experts."""
+        chosen, weights = routes
+        groups = chosen // self._chunks.per_group
+        return self._stacks(x, (groups, weights * self._chunks.scale))
 
 
 class _Matrices:
@@ -246,7 +319,7 @@ class _Matrices:
 
 
 class _Downs:
-    """The matrices (experts, hidden, width) of `ffn_down_exps`.
+    """The matrices (experts, hidden, width) of `ffn_down_exps` or the like.
 
     Ranks divide the columns or, if a block extends over two parts, the rows; they then exchange the
     inputs. row_elements: temporary elements per row of one expert while ranks exchange it.
@@ -254,9 +327,15 @@ class _Downs:
     """
 
     def __init__(
-        self, w: TensorScope, shape: tuple[int, int, int | None], split: Split, *, scaled: bool
+        self,
+        w: TensorScope,
+        name: str,
+        shape: tuple[int, int, int | None],
+        split: Split,
+        *,
+        scaled: bool,
     ) -> None:
-        name, hidden = "ffn_down_exps", shape[1]
+        hidden = shape[1]
         self._ranks, self._ins = w.ranks, split
         by_columns = split.whole or split.falls_on(w.block_elements(name))
         self._outs = None if by_columns else evenly(hidden, w.ranks)
@@ -310,32 +389,30 @@ def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:
 
 def _gates_and_ups(
     w: TensorScope,
-    count: int,
-    width: int | None,
-    hidden: int,
+    shape: tuple[int, int | None, int],
     split: Split,
     options: ExpertOptions,
+    name: str,
 ) -> tuple[_Matrices | None, _Matrices]:
+    gate_name, up_name, whole = (f"ffn_{part}_{name}" for part in ("gate", "up", "gate_up"))
     if options.curve is not None:
-        return None, _Matrices.read(w, "ffn_up_exps", (count, width, hidden), outs=split)
-    if not w.has("ffn_gate_up_exps"):
-        gate, up = (
-            _Matrices.read(w, name, (count, width, hidden), outs=split)
-            for name in ("ffn_gate_exps", "ffn_up_exps")
-        )
+        return None, _Matrices.read(w, up_name, shape, outs=split)
+    if not w.has(whole):
+        gate, up = (_Matrices.read(w, each, shape, outs=split) for each in (gate_name, up_name))
         return gate, up
-    shape = count, None if width is None else 2 * width, hidden
+    count, width, hidden = shape
+    both_shape = count, None if width is None else 2 * width, hidden
     if options.alternating:
-        both = _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.times(2), tiled=False)
+        both = _Matrices.read(w, whole, both_shape, outs=split.times(2), tiled=False)
         return both.rows(slice(0, None, 2)), both.rows(slice(1, None, 2))
     if split.whole:
         halves_are_tiles = (width or 0) % TILE_ROWS == 0
-        both = _Matrices.read(w, "ffn_gate_up_exps", shape, tiled=halves_are_tiles)
+        both = _Matrices.read(w, whole, both_shape, tiled=halves_are_tiles)
         half = both.weight.shape[1] // 2
         return both.rows(slice(0, half)), both.rows(slice(half, None))
     return (
-        _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split),
-        _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.beginning_at(width or 0)),
+        _Matrices.read(w, whole, both_shape, outs=split),
+        _Matrices.read(w, whole, both_shape, outs=split.beginning_at(width or 0)),
     )
 
 

@@ -16,7 +16,8 @@ from runtime.quant.weight import Compute
 
 # The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
 # only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _RELU_SQUARED, _STRAIGHT, _SOFTCAP = range(8)
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, *_OTHERS = range(9)
+_RELU_SQUARED, _STRAIGHT, _RELU, _SOFTCAP = _OTHERS
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -100,6 +101,11 @@ def gelu_erf_mul(gate: Tensor, up: Tensor) -> Tensor:
 def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gelu_quick(gate) * up, likewise."""
     return _gate(_GELU_QUICK, gate, up)
+
+
+def relu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """max(gate, 0) * up, likewise."""
+    return _gate(_RELU, gate, up)
 
 
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -454,6 +460,8 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = wide * torch.sigmoid(1.702 * wide)
     elif curve == _RELU_SQUARED:
         curved = wide.relu().square()
+    elif curve == _RELU:
+        curved = wide.relu()
     elif curve == _STRAIGHT:
         curved = wide
     else:
@@ -466,6 +474,7 @@ silu_mul_twin = partial(_gate_twin, _SILU)
 gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
+relu_mul_twin = partial(_gate_twin, _RELU)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
 relu_squared_twin = partial(_gate_twin, _RELU_SQUARED)
 mul_twin = partial(_gate_twin, _STRAIGHT)
@@ -475,5 +484,6 @@ _CURVES: Mapping[Gate, int] = {
     gelu_mul: _GELU,
     gelu_erf_mul: _GELU_ERF,
     gelu_quick_mul: _GELU_QUICK,
+    relu_mul: _RELU,
     sigmoid_mul: _SIGMOID,
 }

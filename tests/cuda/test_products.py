@@ -290,7 +290,9 @@ def test_gated_product_agrees_with_the_twin(
         )
 
 
-@pytest.mark.parametrize("name", ["gelu_mul", "gelu_erf_mul", "gelu_quick_mul", "sigmoid_mul"])
+@pytest.mark.parametrize(
+    "name", ["gelu_mul", "gelu_erf_mul", "gelu_quick_mul", "relu_mul", "sigmoid_mul"]
+)
 def test_gates_are_computed_with_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, planar = pair(block_type("Q8_0"), 10, 1)
     x = random_rows(9, 32)

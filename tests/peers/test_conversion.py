@@ -49,6 +49,7 @@ SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
         for family in ("deepseek", "qwen2moe")
     },
     ("exaone4", "plain"): {"num_hidden_layers": 64},  # windows in models of this depth only
+    ("smallthinker", "plain"): {"sliding_window_size": 4096},  # whatever the file states
     ("starcoder2", "window_with_own_head"): {"sliding_window": None},
     ("nemotron", "tied_with_biases"): {"head_dim": 16},  # heads as wide as hidden / heads
     ("olmo", "tied_without_clip"): {"attention_bias": False},
@@ -86,6 +87,8 @@ UNKNOWN = {
     "step35": "scaled_rotation",
     # Layers without experts between those that have them.
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
+    # Experts of groups compute from the results of the others.
+    "grovemoe": "plain",
     # Windows in all layers.
     "exaone4": "window_of_no_layer text_of_a_vision_model",  # the latter of another depth
     "phi3": "window",

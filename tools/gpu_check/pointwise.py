@@ -82,7 +82,7 @@ def _curves() -> dict[str, Pair]:
             lambda x, name=name: getattr(twins, f"{name}_mul")(x, x.flip(1)),
             lambda x, name=name: getattr(twins, f"{name}_mul_twin")(x, x.flip(1)),
         )
-        for name in ("silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid")
+        for name in ("silu", "gelu", "gelu_erf", "gelu_quick", "relu", "sigmoid")
     }
     return gates | {
         "softcap": (lambda x: twins.softcap(x, 3.0), lambda x: twins.softcap_twin(x, 3.0)),

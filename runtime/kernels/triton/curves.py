@@ -92,6 +92,8 @@ def curved(x, CURVE: tl.constexpr):
     elif CURVE == 5:
         positive = tl.where(x < 0.0, 0.0, x)  # NaN stays
         return positive * positive
+    elif CURVE == 7:
+        return tl.where(x < 0.0, 0.0, x)
     else:
         return x
 

@@ -14,7 +14,7 @@ from runtime.quant.weight import Compute
 
 # Number of elements that a program of `gate_kernel` computes, and of angles for `angles_kernel`.
 ELEMENTS, ANGLES = 1024, 128
-_SOFTCAP = tl.constexpr(7)  # as in runtime/kernels/pointwise.py
+_SOFTCAP = tl.constexpr(8)  # as in runtime/kernels/pointwise.py
 
 
 @triton.jit

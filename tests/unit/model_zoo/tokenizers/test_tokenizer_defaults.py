@@ -86,6 +86,8 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("gptoss", (), "gpt-4o"),
         ("phi3", ("<|im_sep|>",), "dbrx"),
         ("phi3", ("<|assistant|>",), "gpt-4o"),
+        ("grovemoe", (), "qwen2"),
+        ("smallthinker", (), "qwen2"),
         ("qwen2", (), "qwen2"),
         ("qwen25vl", (), "qwen2"),
         ("qwen3moe", (), "qwen2"),
