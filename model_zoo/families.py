@@ -85,6 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("bailingmoe", ("bailingmoe",), pre_tokenizer="bailingmoe"),
     Family("bailingmoe2", ("bailingmoe2",), pre_tokenizer="bailingmoe2"),
     Family("command_r", ("command-r", "cohere2", "cohere2moe"), pre_tokenizer="command-r"),
+    Family("bloom", ("bloom",), pre_tokenizer="bloom"),
     Family("dbrx", ("dbrx",), pre_tokenizer="dbrx"),
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
@@ -151,6 +152,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", ("mistral3",), _PIXTRAL, _OF_PIXTRAL, "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
+    Family("mpt", ("mpt",), pre_tokenizer="mpt"),
     Family("nemotron", ("nemotron",)),
     Family(
         "modern_bert",

@@ -189,15 +189,27 @@ def _gated(gates: Tensor, attended: Tensor) -> Tensor:
     return each.view(attended.shape)
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def falling_scores(
+    sizes: TextSizes, index: int, device: torch.device, *, most: float = 8.0
+) -> AttentionOptions:
+    """Scores that fall with distance in layer `index`; most: as of `alibi_slopes`."""
+    heads = sizes.heads[index]
+    if heads > sizes.hidden:  # before as many numbers are computed
+        raise sizes.metadata.error(
+            "attention.head_count", f"is {heads:,}; a state has {sizes.hidden:,} elements"
+        )
+    return AttentionOptions(slopes=alibi_slopes(heads, most).to(device))
+
+
+def alibi_slopes(heads: int, most: float = 8.0) -> Tensor:
     """Slopes of `Distances`, float32 [heads]; Press et al., "Train Short, Test Long", section 3.
 
     For a number of heads that is no power of two, those of the next lower one are followed by every
-    second of those of twice as many heads.
+    second of those of twice as many heads. most: the last head's slope is 2 to the power -most.
     """
     lower = 1 << (heads.bit_length() - 1)
-    own = [2 ** (-8 * (head + 1) / lower) for head in range(lower)]
-    between = [2 ** (-4 * (2 * head + 1) / lower) for head in range(heads - lower)]
+    own = [2 ** (-most * (head + 1) / lower) for head in range(lower)]
+    between = [2 ** (-most / 2 * (2 * head + 1) / lower) for head in range(heads - lower)]
     return torch.tensor(own + between)
 
 

@@ -29,6 +29,7 @@ class DecoderOptions:
 
     embedding_scale: factor of token embeddings, and if `scales_images` of those of images. places:
     embeddings of positions, of which there are as many as the longest context has, are added.
+    embedding_norm: of token embeddings.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
     `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
     head is never the embedding. image_elements: temporary elements of layers that attend to images
@@ -38,6 +39,7 @@ class DecoderOptions:
     embedding_scale: float | None = None
     scales_images: bool = False
     places: bool = False
+    embedding_norm: LayerNorm | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
@@ -128,6 +130,8 @@ class Decoder:
         scale, scales_images = self._options.embedding_scale, self._options.scales_images
         if scale is not None and not scales_images:
             x = scale_(x, scale)
+        if self._options.embedding_norm is not None:
+            x = self._options.embedding_norm(x)
         if self._places is not None:
             x = add_(x, self._places(batch.positions))
         if batch.image_rows is not None:

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from transformers import (
+    BloomConfig,
     DbrxConfig,
     FalconConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTNeoXConfig,
+    MptConfig,
     NemotronConfig,
     PhiConfig,
     PhimoeConfig,
@@ -52,6 +54,20 @@ LARGER_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 UNSTATED = {"unstated_base_as_published": Variant(keys={"rope.freq_base": None} | KEY_LENGTHS)}
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "bloom": TextFamily(
+        BloomConfig,
+        {"hidden_size": 96, "n_layer": 2, "n_head": 6},
+        {"plain": {}, "own_head": {"n_head": 4, "tie_word_embeddings": False}},
+        wide={"hidden_size": 256, "n_head": 8},
+        divided="own_head",
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                """
+            ),
+        ),
+    ),
     "dbrx": TextFamily(
         DbrxConfig,
         DBRX,
@@ -127,6 +143,23 @@ FAMILIES: Mapping[str, TextFamily] = {
             ),
         ),
         effective_keys={"use_parallel_residual": False},
+    ),
+    "mpt": TextFamily(
+        MptConfig,
+        {"d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 512},
+        {
+            "plain": {},
+            # `transformers` ignores other slopes.
+            "clipped_with_own_head": {
+                "n_heads": 4,
+                "attn_config": {"clip_qkv": 0.7},
+                "tie_word_embeddings": False,
+            },
+        },
+        wide={"d_model": 256, "n_heads": 8},
+        divided="clipped_with_own_head",
+        effective_keys={"attention.max_alibi_bias": 5.0, "attention.clamp_kqv": 0.3},
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
     "nemotron": TextFamily(
         NemotronConfig,

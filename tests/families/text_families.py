@@ -478,6 +478,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
 DIVERSE = (
     "llama",
     "apertus",
+    "bloom",
     "command-r",
     "deepseek2",
     "falcon-h1",

@@ -1,10 +1,12 @@
 """Jina's second text encoder: BERT whose scores fall with distance, and a gated feed-forward."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, alibi_slopes
+from model_zoo.layers.attention import falling_scores
 from model_zoo.layers.attention_layer import post_norm_layer
 from model_zoo.layers.feed_forward import FeedForward, GatedFeedForward
 from model_zoo.layers.norm import AcrossHeads
@@ -33,10 +35,10 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
     w.need_biases(*BIASED)
-    options = AttentionOptions(
+    options = replace(
+        falling_scores(sizes, index, w.device),
         q_norm=_across(w, "attn_q_norm", sizes),
         k_norm=_across(w, "attn_k_norm", sizes),
-        slopes=_slopes(sizes, sizes.heads[index]).to(w.device),
     )
     second = w.has("attn_norm_2")
     return post_norm_layer(
@@ -48,14 +50,6 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
         attention=options,
         attn_norm_2=w.layer_norm("attn_norm_2", sizes.eps, size=sizes.hidden) if second else None,
     )
-
-
-def _slopes(sizes: TextSizes, heads: int) -> Tensor:
-    if heads > sizes.hidden:  # before as many numbers are computed
-        raise sizes.metadata.error(
-            "attention.head_count", f"is {heads:,}; a state has {sizes.hidden:,} elements"
-        )
-    return alibi_slopes(heads)
 
 
 def _across(w: TensorScope, name: str, sizes: TextSizes) -> AcrossHeads | None:

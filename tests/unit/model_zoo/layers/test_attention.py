@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
@@ -210,3 +211,10 @@ def test_fused_tensors_and_biases_of_the_file_are_used(scope) -> None:
 def test_slopes_are_those_of_bloom(heads: int) -> None:
     biases = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)
     torch.testing.assert_close(alibi_slopes(heads), biases[:, 0, 1])
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("most", [8, 16])
+def test_slopes_are_those_of_mpt(heads: int, most: int) -> None:
+    biases = build_mpt_alibi_tensor(heads, 2, most)  # of the last row and the one before
+    torch.testing.assert_close(alibi_slopes(heads, most), -biases[:, 0, 0])

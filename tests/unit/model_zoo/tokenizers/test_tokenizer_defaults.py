@@ -81,6 +81,8 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("starcoder2", (), "starcoder"),
         ("mamba", (), "olmo"),
         ("mimo2", (), "qwen2"),
+        ("bloom", (), "bloom"),
+        ("mpt", (), "mpt"),
         ("mistral3", (), "tekken"),
         ("mistral4", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
