@@ -18,11 +18,13 @@ def scale_block(config: Configuration) -> Block | None:
     """Rows and columns of the blocks of weights with one scale; None if the settings state none.
 
     UnsupportedModelError for checkpoints that are quantised in another way, except MXFP4, whose
-    blocks GGUF has.
+    blocks GGUF has, and BitNet's before their weights are rounded.
     """
     stated = config.get("quantization_config")
     method = stated.get("quant_method") if isinstance(stated, Mapping) else None
     if method in (None, "mxfp4"):
+        return None
+    if method == "bitnet" and stated.get("quantization_mode") == "online":
         return None
     if method != _METHOD:
         raise UnsupportedModelError(

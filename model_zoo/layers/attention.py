@@ -47,6 +47,7 @@ class AttentionOptions:
     temperature: multiplies queries, by position.
     softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
     slopes: as of `Distances`, float32, one for each head of all ranks.
+    output_norm: of the results of all heads of a row, before the output projection.
     output: name of the output projection. output_scale: factor of its results.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
@@ -64,6 +65,7 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    output_norm: RMSNorm | None = None
     output: str = "attn_output"
     output_scale: float | None = None
     stores: bool = True
@@ -128,7 +130,8 @@ class SelfAttention:
         queries = self._prepared(queries, stored, step)
         if options.temperature is not None:
             queries = options.temperature(queries, step.positions)
-        whole = gates is None and step.rows is None
+        norm = options.output_norm
+        whole = gates is None and norm is None and step.rows is None
         attended = attended_rows(
             queries,
             step.pages,
@@ -145,6 +148,8 @@ class SelfAttention:
         if gates is not None:
             gates = step.kept(contiguous(gates).flatten(1))
             attended = _gated(gates, unrounded(attended))
+        if norm is not None:
+            attended = norm(unrounded(attended))
         result = self._output(attended)
         return result if options.output_scale is None else scale_(result, options.output_scale)
 

@@ -6,16 +6,17 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.tensor_parallel import divided_width
+from model_zoo.layers.norm import RMSNorm
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import Gate, silu_mul
 
 
 class GatedFeedForward:
-    """down(gated(gate(x), up(x))); Shazeer, "GLU Variants Improve Transformer".
+    """down(norm(gated(gate(x), up(x)))); Shazeer, "GLU Variants Improve Transformer".
 
     `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `prefix` and `suffix` surround `gate`, `up`
     and `down` in the tensor names. `whole`: name of a tensor that may hold the rows of gate
-    followed by those of up instead.
+    followed by those of up instead. `norm`: None for none; ranks cannot divide one.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class GatedFeedForward:
         prefix: str = "ffn_",
         suffix: str = "",
         whole: str | None = None,
+        norm: RMSNorm | None = None,
     ) -> None:
         gate, up, down = (f"{prefix}{name}{suffix}" for name in ("gate", "up", "down"))
-        self._gated = gated
+        self._gated, self._norm = gated, norm
         split = divided_width(w, size, down)
+        assert norm is None or split.whole
         shapes = {gate: (size, hidden), up: (size, hidden)}
         self._gate_up = w.fused_linear(shapes, whole=whole, outs=(split, split))
         self._down = w.merging_linear(down, shape=(hidden, size), ins=split)
@@ -41,7 +44,8 @@ class GatedFeedForward:
 
     def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
-        return self._down(self._gate_up.gated(x, self._gated))
+        inner = self._gate_up.gated(x, self._gated)
+        return self._down(inner if self._norm is None else self._norm(inner))
 
 
 class FeedForward:

@@ -108,6 +108,11 @@ def relu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _gate(_RELU, gate, up)
 
 
+def relu_squared_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """max(gate, 0)^2 * up, likewise."""
+    return _gate(_RELU_SQUARED, gate, up)
+
+
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     """sigmoid(gate) * up, likewise."""
     return _gate(_SIGMOID, gate, up)
@@ -476,7 +481,7 @@ gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 relu_mul_twin = partial(_gate_twin, _RELU)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
-relu_squared_twin = partial(_gate_twin, _RELU_SQUARED)
+relu_squared_mul_twin = partial(_gate_twin, _RELU_SQUARED)
 mul_twin = partial(_gate_twin, _STRAIGHT)
 
 _CURVES: Mapping[Gate, int] = {
@@ -485,5 +490,6 @@ _CURVES: Mapping[Gate, int] = {
     gelu_erf_mul: _GELU_ERF,
     gelu_quick_mul: _GELU_QUICK,
     relu_mul: _RELU,
+    relu_squared_mul: _RELU_SQUARED,
     sigmoid_mul: _SIGMOID,
 }

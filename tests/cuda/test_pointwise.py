@@ -162,7 +162,7 @@ def test_gates(name: str, make, launches: list[str]) -> None:
 
 def test_relu_squared(launches: list[str]) -> None:
     x = torch.cat([noise(500), torch.tensor([0.0, -0.0, torch.nan])])
-    got, expected = pointwise.relu_squared(x), pointwise.relu_squared_twin(x)
+    got, expected = pointwise.relu_squared(x), pointwise.relu_squared_mul_twin(x)
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert launches == ["gate_kernel"]
 

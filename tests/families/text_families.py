@@ -38,6 +38,7 @@ from tests.families import (
     qwen_families,
     routed_families,
     sigmoid_families,
+    ternary_families,
     ungated_families,
     unnamed_families,
     unrotated_families,
@@ -467,6 +468,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         wide=WIDE_HEADS,
     ),
     **routed_families.FAMILIES,
+    **ternary_families.FAMILIES,
     **sigmoid_families.FAMILIES,
     **ungated_families.FAMILIES,
     **unnamed_families.FAMILIES,
@@ -475,30 +477,10 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
 
 # Families of which each has a layer, a norm, a cache or a scale that none of the others has: for
 # tests of what all families share, such as the engine, which would learn nothing from the rest.
-DIVERSE = (
-    "llama",
-    "apertus",
-    "bloom",
-    "command-r",
-    "deepseek2",
-    "falcon-h1",
-    "gemma2",
-    "gemma3",
-    "gemma3n",
-    "gemma4",
-    "gpt-oss",
-    "gpt2",
-    "granitehybrid",
-    "kimi-linear",
-    "lfm2",
-    "llama4",
-    "mamba",
-    "minimax-m2",
-    "mllama",
-    "nemotron_h_moe",
-    "olmo",
-    "olmo2",
-    "phi2",
-    "phi3",
-    "qwen35moe",
+DIVERSE = tuple(
+    """
+    llama apertus bloom command-r deepseek2 falcon-h1 gemma2 gemma3 gemma3n gemma4 gpt-oss gpt2
+    granitehybrid kimi-linear lfm2 llama4 mamba minimax-m2 mllama nemotron_h_moe olmo olmo2 phi2
+    phi3 qwen35moe
+    """.split()
 )

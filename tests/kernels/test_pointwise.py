@@ -19,7 +19,7 @@ from runtime.kernels.pointwise import (
     mul,
     mul_twin,
     relu_squared,
-    relu_squared_twin,
+    relu_squared_mul_twin,
     rms_norm,
     rms_norm_twin,
     rope_halves,
@@ -46,6 +46,7 @@ CURVES = {
     "gelu_erf": F.gelu,
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
 }
 GATES_ALONE = ("relu",)  # no activation without a gate
@@ -201,7 +202,7 @@ def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: to
 @DTYPES
 def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = (torch.randn(shape) * 10).to(dtype)
-    for curve in (relu_squared, relu_squared_twin):
+    for curve in (relu_squared, relu_squared_mul_twin):
         torch.testing.assert_close(curve(x), F.relu(x.double()).square().to(dtype))
     far = torch.tensor([1e30, -1e30, -0.0, torch.nan] * 5)
     expected = torch.tensor([torch.inf, 0.0, 0.0, torch.nan] * 5)

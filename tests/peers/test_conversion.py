@@ -78,6 +78,7 @@ UNKNOWN = {
     "qwen3": "biases",
     "seed_oss": "all_biases",
     "smollm3": "tied_with_biases_and_yarn",
+    "bitnet": "plain",  # it computes SiLU
     # Queries of full rank in models of unpublished sizes, groups of V2, several dense layers;
     # compressed queries of Kimi Linear.
     "deepseek2": "plain yarn large glm_flash_with_two_dense_layers",

@@ -82,12 +82,12 @@ def _curves() -> dict[str, Pair]:
             lambda x, name=name: getattr(twins, f"{name}_mul")(x, x.flip(1)),
             lambda x, name=name: getattr(twins, f"{name}_mul_twin")(x, x.flip(1)),
         )
-        for name in ("silu", "gelu", "gelu_erf", "gelu_quick", "relu", "sigmoid")
+        for name in ("silu", "gelu", "gelu_erf", "gelu_quick", "relu", "relu_squared", "sigmoid")
     }
     return gates | {
         "softcap": (lambda x: twins.softcap(x, 3.0), lambda x: twins.softcap_twin(x, 3.0)),
         "xielu": (lambda x: pointwise.xielu(x, **_XIELU), lambda x: xielu_twin(x, **_XIELU)),
-        "relu squared": (twins.relu_squared, twins.relu_squared_twin),
+        "relu squared": (twins.relu_squared, twins.relu_squared_mul_twin),
         "factors": (lambda x: twins.mul(x, x[:1].expand_as(x)), lambda x: x * x[:1]),
     }
 

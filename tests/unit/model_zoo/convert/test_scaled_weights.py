@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from model_zoo.convert.checkpoint_reader import open_checkpoint
+from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.convert_folder import convert
-from model_zoo.convert.scaled_weights import scaled
+from model_zoo.convert.scaled_weights import scale_block, scaled
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.convert.checkpoint_changes import copy, reshaped, settings
 
@@ -127,3 +128,14 @@ def test_scales_that_do_not_fit_are_refused(damage, copied, tmp_path) -> None:
     kind, said = REFUSED[damage]
     with pytest.raises(kind, match=said):
         convert(copied, tmp_path / "out.gguf")
+
+
+def test_bitnet_is_converted_before_its_weights_are_rounded() -> None:
+    def block(mode: str) -> object:
+        stated = {"quant_method": "bitnet", "quantization_mode": mode}
+        values = {"quantization_config": stated}
+        return scale_block(Configuration(values, path=Path("config.json")))
+
+    assert block("online") is None
+    with pytest.raises(UnsupportedModelError, match=r"quantised \(bitnet\)"):
+        block("offline")
