@@ -66,7 +66,7 @@ class Family:
 
 _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
-_LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
+_LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled
 _PIXTRAL, _OF_PIXTRAL = ("mistral3", "pixtral"), ("mistral3", "mistral4", "llama")

@@ -21,6 +21,8 @@ _SYSTEM_IN_FIRST_TURN = (
     "{% set first = (messages[0]['content'] | trim) ~ '\\n\\n' %}"
     "{% set messages = messages[1:] %}{% endif %}"
 )
+# Names of llama.cpp's own templates that files state instead of one: those of Moondream.
+_BARE_NAMES = ("vicuna",)
 _FALLBACKS: Mapping[str, str] = {
     "chatml": (
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -57,6 +59,17 @@ _FALLBACKS: Mapping[str, str] = {
         "{% if loop.last and (enable_thinking is not defined or enable_thinking) %}<think>"
         "{% else %}</think>{% endif %}{% else %}{{ message['content'] }}"
         "{{ eos_token if message['role'] == 'assistant' }}{% endif %}{% endfor %}"
+    ),
+    "moondream": (
+        "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
+        "{% set content = message['content'] %}"
+        "{% if message['role'] == 'assistant' %} " + _CONTENT + "\n\n"
+        "{% else %}{% if content is not string %}"
+        "{% for part in content if part['type'] == 'image' %}{{ '<image>\n\n' }}{% endfor %}"
+        "{% set content = content | selectattr('type', 'equalto', 'text') | map(attribute='text')"
+        " | join %}{% endif %}"
+        "Question: {{ first if loop.first else '' }}{{ content | trim }}\n\nAnswer:{% endif %}"
+        "{% endfor %}"
     ),
     "mistral": (
         "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
@@ -112,7 +125,7 @@ def choose_template(
     source, origin = optional_text(metadata, _KEY), "file"
     if not source and "default" in named:
         source, origin = named["default"], f"file ({_KEY}.default)"
-    if not source:
+    if not source or source in _BARE_NAMES:
         family = _family(tokenizer, metadata, architecture)
         if family is None:
             return None
@@ -147,6 +160,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
         return "deepseek32"
     if architecture == "minicpm" and sentencepiece:
         return "minicpm"  # MiniCPM 1 and 2, of which only chat models were published as files
+    if architecture == "phi2" and "moondream" in name:
+        return "moondream"
     if architecture == "llama" and sentencepiece and ("chat" in name or "instruct" in name):
         return "mistral" if "mistral" in name or "mixtral" in name else "llama2"
     return None

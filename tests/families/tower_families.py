@@ -36,7 +36,12 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.vision.encoder import VisionTower
-from tests.families import kimivl_families, minicpmv4_6_families, minicpmv_families
+from tests.families import (
+    kimivl_families,
+    minicpmv4_6_families,
+    minicpmv_families,
+    moondream_families,
+)
 from tests.families import tower_references as references
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import FLAVOURS, Build, TowerPair, random_pixels
@@ -431,6 +436,7 @@ TOWERS: Mapping[str, TowerFamily] = {
             )
         ],
     ),
+    "moondream": moondream_families.TOWER,
     "paddleocr": TowerFamily(
         with_211_rows(paddleocr.paddleocr_tower),
         paddleocr_config,

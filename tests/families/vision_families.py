@@ -32,7 +32,12 @@ from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.families import kimivl_families, minicpmv4_6_families, minicpmv_families
+from tests.families import (
+    kimivl_families,
+    minicpmv4_6_families,
+    minicpmv_families,
+    moondream_families,
+)
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.qwen_families import LONG_SECTIONS, QWEN35_EXPERTS
@@ -324,6 +329,14 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=mllama.PLACE,
         flavours=("ollama",),
         engine_flavour="ollama",
+    ),
+    "moondream": VisionFamily(
+        configs={"plain": {}},
+        make=PreTrainedConfig,
+        expected=moondream_families.expected,
+        special=(llava.PLACE,),
+        spelled=llava.MOONDREAM_TEXTS.spelled,
+        writer=moondream_families.write_model,
     ),
     "paddleocr": VisionFamily(
         paddleocr_config,

@@ -220,6 +220,12 @@ def minicpmv(folder: Path) -> Compared:
     return ours[len(overview) :], [torch.cat(slices)]
 
 
+def moondream(folder: Path) -> Compared:
+    image, vision = picture(36, 36), TOWERS["moondream"].write(folder)
+    ours = encoded(vision.tower, STANDARD(image)[None])[0]
+    return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
+
+
 def minicpmv46(folder: Path) -> Compared:
     """The slices alone, of the same size without resizing; it has 70 by 70 positions."""
     image, row = picture(*LARGER_SLICED), VISION_MODELS["minicpmv46"]
@@ -270,6 +276,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         granite,
         minicpmv,
         minicpmv46,
+        moondream,
     )
 }
 

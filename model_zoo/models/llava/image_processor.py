@@ -1,6 +1,8 @@
-"""Image processor of CLIP and LLaVA: crops the image's centre, or pads it to a square."""
+"""Image processor of CLIP, LLaVA and Moondream: a square of the image, cropped, padded or
+stretched."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from torch import Tensor
 
@@ -9,14 +11,22 @@ from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squar
 from runtime.vision.encoder import ImageOutline
 
 
+class Fit(Enum):
+    """How an image becomes a square: its centre, the whole image on the mean colour, or the whole
+    image without its aspect ratio."""
+
+    CROPPED = auto()
+    PADDED = auto()
+    STRETCHED = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class LlavaProcessor:
-    """pixels [3, side, side]; `whole`: the image is padded with the mean colour, otherwise
-    cropped."""
+    """pixels [3, side, side]"""
 
     side: int
     rows: int
-    whole: bool = False
+    fit: Fit = Fit.CROPPED
     normalisation: Normalisation = CLIP
 
     @property
@@ -29,12 +39,19 @@ class LlavaProcessor:
 
     def outline(self, height: int, width: int) -> ImageOutline:
         """Raises RequestError for an aspect ratio that is too extreme to crop."""
-        if not self.whole:
+        if self.fit is Fit.CROPPED:
             check_aspect(height, width)
         return ImageOutline((3, self.side, self.side), (1, 1), self.rows)
 
     def pixels(self, image: Pixels) -> Tensor:
-        return self.normalisation(self._padded(image) if self.whole else self._middle(image))
+        match self.fit:
+            case Fit.CROPPED:
+                square = self._middle(image)
+            case Fit.PADDED:
+                square = self._padded(image)
+            case Fit.STRETCHED:
+                square = resized(image, self.side, self.side, Filter.BICUBIC)
+        return self.normalisation(square)
 
     def _padded(self, image: Pixels) -> Pixels:
         red, green, blue = (int(value * 255) for value in self.normalisation.mean)

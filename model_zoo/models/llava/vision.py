@@ -1,5 +1,5 @@
-"""LLaVA's vision model: CLIP without its last layer, or several layers of SigLIP as in Granite
-Vision, and a projector of two layers."""
+"""LLaVA's vision model: CLIP without its last layer, or SigLIP as in Granite Vision and
+Moondream, and a projector of two layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,8 @@ EPS = 1e-5
 FEATURE_KEY = "vision.feature_layer"
 # A value of the large CLIP model, which every LLaVA uses.
 CLIP_LAYERS = 24
+# The layers of the SigLIP model of Moondream.
+SIGLIP_LAYERS = 27
 
 
 class ProjectedVit:
@@ -39,13 +41,13 @@ class ProjectedVit:
                 f"{metadata.path}: the projector has norms, which are not supported."
             )
         stored = VisionSizes.read(metadata, eps=EPS)
-        features = _features(metadata, stored.layers)
+        v = w.scope("v")
+        is_clip = v.has("pre_ln") or v.shape("class_embd", whole=True) is not None
+        features = _features(metadata, stored.layers, is_clip=is_clip)
         self._sizes = sizes = replace(stored, layers=features[-1])
         self.side = sizes.side()
-        v = w.scope("v")
         for layer in range(sizes.layers, stored.layers):
             v.scope("blk", layer).ignore_all()
-        is_clip = v.has("pre_ln") or v.shape("class_embd", whole=True) is not None
         if not is_clip:
             v.scope("head").ignore_all()  # which pools the rows of an image
         self._vit = Vit(
@@ -59,20 +61,21 @@ class ProjectedVit:
             kept=features if len(features) > 1 else (),
         )
         self.across = self._vit.across
-        self.width = (w.shape("mm.2") or (1,))[0]
+        self._inner, self.width = _projector_sizes(w)
         self._wide = sizes.hidden * len(features)
-        self._first = w.linear("mm.0", shape=(self.width, self._wide))
-        self._second = w.linear("mm.2", shape=(self.width, self.width))
+        self._first = w.linear("mm.0", shape=(self._inner, self._wide))
+        self._second = w.linear("mm.2", shape=(self.width, self._inner))
+        self._curve = gelu if is_moondream(w) else gelu_erf
 
     def nbytes(self, squares: int) -> int:
         """An upper bound of the bytes that encoding `squares` squares takes, result included."""
-        rows = squares * self.across**2
-        return 4 * rows * (2 * self._wide + 5 * self.width) + self._vit.nbytes(squares)
+        elements = 2 * self._wide + 3 * self._inner + 2 * self.width
+        return 4 * squares * self.across**2 * elements + self._vit.nbytes(squares)
 
     def __call__(self, pixels: Tensor, pause: Pause) -> Tensor:
         """pixels [squares, 3, side, side] -> [squares, across * across, width]"""
         rows = self._vit(pixels, pause).flatten(0, 1)
-        return self._second(gelu_erf(self._first(rows))).view(len(pixels), -1, self.width)
+        return self._second(self._curve(self._first(rows))).view(len(pixels), -1, self.width)
 
 
 class LlavaTower:
@@ -103,16 +106,31 @@ def _siglip_layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     return plain_layer(w, sizes, LayerNames(), gelu)
 
 
-def _features(metadata: Metadata, stored: int) -> tuple[int, ...]:
+def is_moondream(w: TensorScope) -> bool:
+    """Whether the projector is Moondream's, which is wider between its matrices than its result."""
+    inner, width = _projector_sizes(w)
+    return inner > width
+
+
+def _projector_sizes(w: TensorScope) -> tuple[int, int]:
+    """Elements of a row between the two matrices, and of a row of features."""
+    inner, width = ((w.shape(name) or (1,))[0] for name in ("mm.0", "mm.2"))
+    return inner, width
+
+
+def _features(metadata: Metadata, stored: int, *, is_clip: bool) -> tuple[int, ...]:
     """The layers whose outputs are projected, which are stated, else inferred. No layer after the
     last of them is computed.
 
     Without the key, a file has the layers up to the projected one (older converters) or all layers
-    (newer ones), in which case the last but one is projected.
+    (newer ones), in which case the last but one is projected. Moondream's files and those that were
+    made like them have one layer more than SigLIP, a copy of its last one, which llama.cpp does not
+    compute.
     """
     listed = metadata.get_array(FEATURE_KEY, int)
     if listed is None:
-        return (stored - (stored == CLIP_LAYERS),)
+        is_last_unused = stored == CLIP_LAYERS or (not is_clip and stored == SIGLIP_LAYERS + 1)
+        return (stored - is_last_unused,)
     if not listed or list(listed) != sorted(set(listed)):
         raise metadata.error(FEATURE_KEY, f"is {list(listed)[:8]}, not layers in ascending order")
     for layer in listed:

@@ -39,6 +39,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
@@ -53,7 +54,7 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
@@ -337,11 +338,16 @@ PROCESSORS: Mapping[str, Row] = {
     "llama4 of four tiles": llama4(4),
     "llama4 of one tile": llama4(1),
     "llava padded to a square": square(
-        LlavaProcessor(side=56, rows=16, whole=True),
+        LlavaProcessor(side=56, rows=16, fit=Fit.PADDED),
         LlavaImageProcessorPil(**CROP, do_pad=True),
         16,
     ),
     "llava_next": llava_next(),
+    "moondream": square(
+        LlavaProcessor(side=56, rows=16, fit=Fit.STRETCHED, normalisation=STANDARD),
+        SiglipImageProcessorPil(size=SQUARE),
+        16,
+    ),
     "minicpmv": minicpmv(),
     "minicpmv46": minicpmv46(),
     "mllama": mllama(4),

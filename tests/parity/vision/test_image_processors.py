@@ -18,7 +18,7 @@ from model_zoo.models.internvl import vision as internvl
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2 import multimodal as lfm2
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
@@ -75,7 +75,7 @@ def test_llama4_is_within_a_level_of_the_resizing_of_torch(size: tuple[int, int]
 
 
 def test_padding_a_few_rows_at_a_time_changes_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = LlavaProcessor(side=56, rows=16, whole=True)
+    processor = LlavaProcessor(side=56, rows=16, fit=Fit.PADDED)
     images = photo(400, 130), photo(130, 400)
     at_once = [prepare(image, processor, tower=b"").pixels for image in images]
     monkeypatch.setattr("model_zoo.images.resize.BAND_PIXELS", 3 * 400)

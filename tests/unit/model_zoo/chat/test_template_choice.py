@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError
@@ -174,6 +174,26 @@ def test_deepseek_v32_thinks_about_the_last_question_unless_told_not_to() -> Non
     assert template.render([SYSTEM, *TURNS]) == f"{turns}<think>"
     assert template.render([SYSTEM, *TURNS], enable_thinking=False) == f"{turns}</think>"
     assert choose((), "deepseek32") is None
+
+
+@pytest.mark.parametrize("stated", [None, "vicuna"])
+def test_moondream_is_recognised_by_its_name(stated: str | None) -> None:
+    """Its files have no template, or only the name of one; the format is that of the authors."""
+    metadata = byte_level_metadata({"<|endoftext|>": CONTROL}) | {"general.name": "moondream2"}
+    metadata["tokenizer.ggml.bos_token_id"] = len(metadata["tokenizer.ggml.tokens"]) - 1
+    if stated is not None:
+        metadata["tokenizer.chat_template"] = stated
+    tokenizer = load_tokenizer(metadata, architecture="phi2")
+    chosen = choose_template(metadata, tokenizer, architecture="phi2")
+    assert chosen is not None and chosen.origin == "fallback (moondream)"
+    assert chosen.template.render([SYSTEM, *TURNS]) == (
+        "<|endoftext|>Question: Be brief.\n\nWho are you?\n\nAnswer: A caravan.\n\n"
+        "Question: Of what?\n\nAnswer:"
+    )
+    shown = Message("user", (ImagePart(b""), "What?"))
+    assert chosen.template.render([shown]) == ("<|endoftext|><image>\n\nQuestion: What?\n\nAnswer:")
+    phi = choose_template(metadata | {"general.name": "phi-2"}, tokenizer, architecture="phi2")
+    assert phi is None
 
 
 def test_base_models_get_no_template() -> None:

@@ -19,7 +19,7 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
@@ -73,7 +73,7 @@ def minicpmv(draw: st.DrawFn) -> MiniCPMVProcessor:
 
 
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
-    "clip": st.builds(LlavaProcessor, SIDES, ROWS, whole=st.booleans()),
+    "clip": st.builds(LlavaProcessor, SIDES, ROWS, fit=st.sampled_from(Fit)),
     "gemma4": st.builds(Gemma4Processor, PATCHES, st.integers(1, 4), st.integers(1, 3000)),
     "idefics3": st.builds(Idefics3Processor, SIDES.filter(lambda n: n > 2), SIDES, ROWS),
     "idefics3_of_large_images": st.builds(

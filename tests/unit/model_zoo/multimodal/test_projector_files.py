@@ -13,7 +13,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.resize import Filter
-from model_zoo.models.llava.image_processor import LlavaProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
 from model_zoo.models.mistral3.vision import EDGE_KEY
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
@@ -34,6 +34,7 @@ ROWS = {
     "llava": "llava_cropped",
     "llava_next": "llava_next",
     "minicpmv": "minicpmv",
+    "moondream": "moondream",
 }
 
 
@@ -179,13 +180,21 @@ def test_lfm2_without_tokens_around_images_is_refused(folders, tmp_path) -> None
     assert "around images" in refusal(UnsupportedModelError, folders["lfm2"], tmp_path, **keys)
 
 
-@pytest.mark.parametrize(("stated", "whole"), [("pad", True), ("square", False), (None, True)])
+@pytest.mark.parametrize(
+    ("stated", "fit"), [("pad", Fit.PADDED), ("square", Fit.CROPPED), (None, Fit.PADDED)]
+)
 def test_llava_pads_or_crops_as_its_file_states_and_pads_by_default(
-    folders, tmp_path, stated, whole
+    folders, tmp_path, stated, fit
 ) -> None:
     model = loaded(folders["llava"], tmp_path, vision__image_aspect_ratio=stated)
     processor = model.vision.processor
-    assert isinstance(processor, LlavaProcessor) and processor.whole is whole
+    assert isinstance(processor, LlavaProcessor) and processor.fit is fit
+
+
+def test_moondream_stretches_images(folders, tmp_path) -> None:
+    model = loaded(folders["moondream"], tmp_path)
+    assert model.vision.processor.fit is Fit.STRETCHED
+    assert model.vision.placeholders.texts.spelled == "<image>\n\n"
 
 
 def test_llava_with_tiles_but_without_canvases_is_refused(folders, tmp_path) -> None:
