@@ -217,6 +217,39 @@ def test_llava_without_a_type_of_projector_agrees(tmp_path) -> None:
     check_same("llava", pair, changed(pair.path, {"projector_type": None}))
 
 
+@pytest.mark.parametrize("family", ["llava", "llava_next"])
+def test_llava_as_its_first_converter_wrote_it_agrees(tmp_path, family) -> None:
+    """As the projectors of LLaVA 1.5 and 1.6, BakLLaVA, and LLaVA Llama 3 and Phi 3 in Ollama's
+    library: without the layer that is not computed and the last norm, and with the names of the
+    feed-forward's matrices exchanged."""
+    pair = TOWERS[family].write(tmp_path)
+    stored = matrices(pair.path)
+    unused = [name for name in stored if name.startswith(("v.blk.2.", "v.post_ln."))]
+    names = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    turned = {
+        name.replace(old, new): array
+        for name, array in stored.items()
+        for old, new in names.items()
+        if f".{old}." in name and name not in unused
+    }
+    keys = {
+        "has_text_encoder": False,
+        "has_llava_projector": True,
+        "projector_type": None,
+        "use_gelu": False,
+        "vision.block_count": 2,
+        "vision.feature_layer": None,
+        "vision.projection_dim": 768,
+    }
+    if family == "llava_next":
+        keys |= {
+            "vision.image_crop_resolution": 224,
+            "vision.image_split_resolution": 224,
+            "vision.mm_projector_type": "mlp2x_gelu",
+        }
+    check_same(family, pair, changed(pair.path, keys, dict.fromkeys(unused) | turned))
+
+
 @pytest.mark.parametrize("merged", ["flat", "spatial"])
 def test_llava_next_with_rows_merged_otherwise_is_refused(tmp_path, merged) -> None:
     path = changed(
