@@ -65,7 +65,7 @@ class Family:
 
 
 _GEMMA4 = ("gemma4", "gemma4v")
-_INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
+_INTERNVL = ("internlm2", "llama", "qwen2", "qwen3", "qwen3moe")
 _LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled

@@ -1,11 +1,14 @@
 """Every vision model against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
+import torch
 
 from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.registry import load
 from runtime.errors import ConfigurationError, RequestError
-from tests.families.vision_agreement import CHECKS, FLAVOURS, VisionPair, check_chunks
+from tests.families.vision_agreement import CHECKS, CPU, FLAVOURS, VisionPair, check_chunks
 from tests.families.vision_families import VISION_MODELS
+from tests.gguf_files import rewrite
 from tests.vision_prompts import png
 
 CASES = [
@@ -52,6 +55,14 @@ def test_padding_of_llava_next_tiles_is_left_out(tmp_path) -> None:
         (1 + 3, 16 + 4 * (8 + 1)),
         (1 + 3, 16 + 8 * (4 + 1)),
     ]
+
+
+def test_internvl_with_internlm_2_agrees(tmp_path) -> None:
+    """The text model of InternVL 2 8B, which computes as Llama and whose files have its names."""
+    pair = VISION_MODELS["internvl"].write(tmp_path, "llama")
+    text = rewrite(tmp_path / "tiny.gguf", tmp_path / "internlm2.gguf", architecture="internlm2")
+    files = {"projector": tmp_path / "mmproj-tiny.gguf", "device": CPU, "dtype": torch.float32}
+    check_chunks(VisionPair(load(text, **files), pair.twin, pair.expected))
 
 
 def test_more_images_than_mllama_accepts_are_refused(tmp_path) -> None:
