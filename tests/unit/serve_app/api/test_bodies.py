@@ -198,7 +198,7 @@ async def test_requests_without_images_have_the_limit_of_text(path):
 )
 async def test_images_are_counted_before_they_are_read(path, message, monkeypatch):
     for module in (ollama, openai_chat):
-        monkeypatch.setattr(module, "Unread", None)
+        monkeypatch.setattr(module, "UnreadImage", None)
     monkeypatch.setattr(openai_chat, "from_url", None)
     options = {"card": SEEING, "image_rules": ImageRules(most=2), "max_body_bytes": 2**20}
     async with http_client(PretendReplica(), **options) as client:
