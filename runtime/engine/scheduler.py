@@ -337,9 +337,7 @@ class Scheduler:
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = hit
         count, grants = self._chunk_tokens(sequence, draft), None
-        # With pages for its first chunks only, a preempted sequence would be preempted again.
-        end = min(sequence.length, sequence.most_tokens - 1) if sequence.epoch else hit + count
-        if count and self.cache_manager.has_room(sequence, end):
+        if count and self._may_stay(sequence):
             grants = self.cache_manager.reserve(sequence, hit + count)
         if grants is None:
             self.cache_manager.release(sequence)
@@ -361,6 +359,12 @@ class Scheduler:
         draft.slot_loads.append(_load(sequence, slot))
         self._launch(sequence, count, shared + grants, draft)
         return True
+
+    def _may_stay(self, sequence: Sequence) -> bool:
+        """False if it would be preempted again, because only its first chunks have pages."""
+        end = min(sequence.length, sequence.most_tokens - 1)
+        manager = self.cache_manager
+        return not sequence.epoch or manager.has_room(sequence, end, in_flight=self.step_tokens)
 
     def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from runtime.engine.request import ImageSpan
 from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
+from runtime.kv.page_demand import has_room, missing
 from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey
 from runtime.kv.page_shift import DroppedPositions, MovedPages, can_move, move_pages
 from runtime.kv.page_shortage import PageShortage
@@ -158,7 +159,7 @@ class KVCacheManager:
         """Reserve pages for positions up to `end`; the new pages, or None and no change."""
         if end <= self._reserved.get(owner, 0):
             return []
-        wanted = [self._missing(group, owner, end) for group in self._groups]
+        wanted = [missing(group, owner, end, self._page_tokens) for group in self._groups]
         if any(len(w) > g.available for w, g in zip(wanted, self._groups, strict=True)):
             return None
         grants = []
@@ -177,12 +178,12 @@ class KVCacheManager:
             self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
 
-    def has_room(self, owner: Owner, end: int) -> bool:
-        """Whether pages for positions up to `end` are free, in groups that keep all of them."""
-        return all(
-            group.shrinks or len(self._missing(group, owner, end)) <= group.available
-            for group in self._groups
-        )
+    def has_room(self, owner: Owner, end: int, *, in_flight: int) -> bool:
+        """Whether all pages are available that the owner needs at once until it has computed the
+        positions up to `end`, at most `in_flight` of them in a step, beside those that windows of
+        the other owners need at once."""
+        size = self._page_tokens
+        return all(has_room(group, owner, end, in_flight, size) for group in self._groups)
 
     def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
         """Share the longest cached prefix with a sequence that has no pages. Returns its length and
@@ -394,15 +395,6 @@ class KVCacheManager:
             self.checkpoints.check_idle()
         if self.host_store is not None:
             self.host_store.check()
-
-    def _missing(self, group: PageGroup, owner: Owner, end: int) -> range:
-        held = group.held.get(owner)
-        first = held.end if held is not None and held.pages else self._first_page(group, owner)
-        extent = group.kind.extent(end, owner.spans)
-        return range(first, -(-extent // self._page_tokens))
-
-    def _first_page(self, group: PageGroup, owner: Owner) -> int:
-        return group.kind.first_visible(owner.confirmed, owner.spans) // self._page_tokens
 
     def _pages_seen(self, group: PageGroup, owner: Owner, length: int) -> range:
         """The full pages within `length` that the row at `length` or a later one can see."""

@@ -4,12 +4,21 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from runtime.kv.spec import CacheKind
+from runtime.kv.spec import CacheKind, Images
 
 PageKey = bytes
-_FAR = 2**62 - 1  # a position that no sequence has
+FAR = 2**62 - 1  # a position that no sequence has
+
+
+class PageOwner(Protocol):
+    """A sequence as a group sees it; see `runtime.kv.cache_manager.Owner`."""
+
+    confirmed: int
+
+    @property
+    def spans(self) -> Images: ...
 
 
 class CopyKind(IntEnum):
@@ -63,13 +72,13 @@ class PageGroup:
     def __init__(self, kind: CacheKind, pages: int, numbers: tuple[int, ...]) -> None:
         self.kind, self.numbers = kind, numbers
         # Whether later rows may see less than earlier ones, so that pages are released meanwhile.
-        self.shrinks = kind.by_image or kind.first_visible(_FAR) > 0
+        self.shrinks = kind.by_image or kind.first_visible(FAR) > 0
         self.free = deque(range(pages))
         self.owners = [0] * pages
         self.key_of: dict[int, PageKey] = {}
         self.by_key: dict[PageKey, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.held: dict[object, HeldPages] = {}
+        self.held: dict[PageOwner, HeldPages] = {}
         self.evicted: Callable[[PageGroup, int, PageKey], None] = lambda *_: None
         # How often a page became available, or one with an `awaited` key was published or evicted.
         self.changes = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.kv.page_group import HeldPages, KeyShift, PageCopy, PageGroup
+from runtime.kv.page_group import HeldPages, KeyShift, PageCopy, PageGroup, PageOwner
 from runtime.kv.spec import CacheKind
 
 
@@ -52,7 +52,7 @@ def can_move(
 
 
 def move_pages(
-    groups: Sequence[PageGroup], owner: object, cut: DroppedPositions, *, page_tokens: int
+    groups: Sequence[PageGroup], owner: PageOwner, cut: DroppedPositions, *, page_tokens: int
 ) -> MovedPages | None:
     """Drop the pages of dropped positions and move the later ones. None, and no change, if there
     are too few free pages to copy pages shared with other sequences."""
@@ -94,7 +94,7 @@ def _indices(cut: DroppedPositions, page_tokens: int) -> tuple[int, int, int]:
 
 
 def _shared(
-    group: PageGroup, owner: object, cut: DroppedPositions, page_tokens: int
+    group: PageGroup, owner: PageOwner, cut: DroppedPositions, page_tokens: int
 ) -> Iterator[int]:
     """Places in the owner's page list of moving pages that other sequences share."""
     held = group.held[owner]
@@ -105,7 +105,7 @@ def _shared(
 
 
 def _made_private(
-    group: PageGroup, number: int, owner: object, cut: DroppedPositions, page_tokens: int
+    group: PageGroup, number: int, owner: PageOwner, cut: DroppedPositions, page_tokens: int
 ) -> list[PageCopy]:
     """Replace moving pages that are shared by copies, and remove the moving pages from the prefix
     cache."""

@@ -428,11 +428,11 @@ class CacheLayout:
         unconfirmed positions."""
         whole = self.capacity_pages(context_tokens)
         return tuple(
-            min(pages, _pages_touched(kind.reach(context_tokens) - 1 + in_flight, self.page_tokens))
+            min(pages, pages_touched(kind.reach(context_tokens) - 1 + in_flight, self.page_tokens))
             for kind, pages in zip(self.kinds, whole, strict=True)
         )
 
 
-def _pages_touched(indices: int, page_tokens: int) -> int:
+def pages_touched(indices: int, page_tokens: int) -> int:
     """Maximum number of pages that `indices` consecutive indices touch."""
     return -(-(indices - 1) // page_tokens) + 1 if indices > 0 else 0

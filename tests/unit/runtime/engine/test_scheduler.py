@@ -135,6 +135,23 @@ def test_a_preempted_sequence_runs_again_once_all_of_its_tokens_have_pages(frees
     cache_manager.check_idle()
 
 
+@pytest.mark.parametrize("pages", [9, 6])
+def test_a_preempted_sequence_runs_again_once_its_window_has_pages(pages: int) -> None:
+    """Both sequences grow to a window of five pages, or six while a chunk is computed."""
+    cache_manager = KVCacheManager([Sliding(16)], [pages], page_tokens=4, prefix_cache=False)
+    scheduler = Scheduler(cache_manager, slots=2, step_tokens=4)
+    scheduler.add(request("a", 3, count=80))
+    scheduler.add(request("bb", 3, count=40))
+    computed, ended = 0, list[str]()
+    while (plan := scheduler.plan()) is not None:
+        computed += sum(length for name, _, length, _ in shape(plan) if name == "bb")
+        for advance in scheduler.retire(plan, results(plan)):
+            ended += [advance.sequence.request.id] if advance.finish else []
+    assert ended == ["a", "bb"]
+    assert scheduler.preemptions == 1 and computed < 2 * (3 + 40)
+    cache_manager.check_idle()
+
+
 def test_a_sequence_without_pages_is_tried_again_only_when_one_is_released(monkeypatch) -> None:
     scheduler, tried = scheduler_of(pages=6, step_tokens=100), list[str]()
     adopt = KVCacheManager.adopt
