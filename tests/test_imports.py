@@ -24,6 +24,7 @@ CONTRACT = (
     "runtime.kv.cache_types",
     "runtime.kv.spec",
     "runtime.kv.states",
+    "runtime.mapped_removal",
     "runtime.quant",
     "runtime.vision.encoder",
     "runtime.vision.step_gate",

@@ -9,6 +9,7 @@ with each mount.
 Several hosts may share the directory, and the files of one may be absent on the others. So a
 description beside each copy states the host that mapped it last and the file's path there: that
 host removes the copy when the file has changed or is gone, others when it was not mapped for long.
+So are copies whose file has a newer one, such as those of an earlier version or another `compute`.
 A copy that a process maps is locked and is not removed, because that would break its mapping on
 other hosts of a network file system.
 """
@@ -33,9 +34,9 @@ import torch
 
 from model_zoo.gguf.header import TensorInfo
 from model_zoo.gguf.mapped import MappedBytes, MappedTensors
-from model_zoo.gguf.mapped_removal import remove_unmapped
 from model_zoo.gguf.model_headers import FilePart
 from model_zoo.gguf.reader import GGUFFile
+from runtime.mapped_removal import remove_unmapped
 from runtime.quant.block_types import TILE_ROWS, BlockType
 from runtime.quant.weight import to_tiles
 
@@ -45,7 +46,8 @@ _log = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 # Of the disk, left free for others.
 SPARE_BYTES = 1 << 30
-# Copies of other hosts' files that no process has mapped for so long are removed.
+# Copies of other hosts' files, and of files that have a newer copy, are removed when no process has
+# mapped them for so long.
 UNUSED_AGE_S = 7 * 24 * 3600.0
 _FORMAT = 2
 # Bytes of rows that a thread rearranges at once.
@@ -242,7 +244,7 @@ def _write_missing(copies: Sequence[_Copy], options: TilingOptions, written: Wri
     missing = [copy for copy in copies if copy.opened() is None]
     if not missing:
         return
-    _remove_outdated(options.directory)
+    _remove_outdated(options.directory, missing)
     needed = sum(copy.nbytes for copy in missing)
     free = shutil.disk_usage(options.directory).free
     if free < needed + options.spare_bytes:
@@ -286,38 +288,62 @@ def _name(part: FilePart, infos: Iterable[TensorInfo]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _remove_outdated(directory: Path) -> None:
-    """Removes the copies whose source has changed or is gone, copies of other hosts that are not
-    used, and what killed writers left."""
-    for description in directory.glob(f"*{_SOURCE}"):
-        if _is_outdated(description) and _is_removed(description.with_suffix(_COPY)):
-            description.unlink(missing_ok=True)
-            _log.info("Removed the rearranged weights of a file that has changed or is gone.")
+def _remove_outdated(directory: Path, missing: Sequence[_Copy]) -> None:
+    """Removes the copies whose source has changed or is gone, those that are not used and are of
+    other hosts or replaced by a newer copy, and what killed writers left. `missing`: copies that
+    are written next."""
+    known = [_Description.read(path) for path in directory.glob(f"*{_SOURCE}")]
+    newest = {str(copy.part.path.resolve()): time.time() for copy in missing}
+    for each in known:
+        newest[each.source] = max(each.mapped_at, newest.get(each.source, 0.0))
+    for each in known:
+        if each.is_outdated(newest[each.source]) and _is_removed(each.path.with_suffix(_COPY)):
+            each.path.unlink(missing_ok=True)
+            _log.info("Removed the rearranged weights %s, which are outdated.", each.path.stem)
     for unfinished in directory.glob(f"*{_UNFINISHED}"):
         unfinished.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """The content of a description, and when a process last mapped the copy, in seconds. Without
+    content, as a full disk leaves it, it is of no host."""
+
+    path: Path
+    mapped_at: float
+    host: str = ""
+    source: str = ""
+    state: Sequence[int] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> "_Description":
+        try:
+            mapped_at = path.stat().st_mtime
+            stated = json.loads(path.read_text())
+            return cls(path, mapped_at, stated["host"], stated["path"], stated["state"])
+        except FileNotFoundError:  # another process has removed it
+            return cls(path, time.time())
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(path, mapped_at)
+
+    def is_outdated(self, newest: float) -> bool:
+        """`newest`: when a copy of its source was last mapped, or is to be written."""
+        unused = time.time() - self.mapped_at > UNUSED_AGE_S
+        if self.host != os.uname().nodename:
+            return unused
+        try:
+            changed = _file_state(os.stat(self.source)) != self.state
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return changed or (unused and self.mapped_at < newest)
 
 
 def _is_removed(copy: Path) -> bool:
     """Removes the copy. False if a process maps it, or this user may not remove it."""
     try:
         return remove_unmapped(copy)
-    except OSError:
-        return False
-
-
-def _is_outdated(description: Path) -> bool:
-    """A description without content, as a full disk leaves it, is of no host."""
-    try:
-        try:
-            stated = json.loads(description.read_text())
-            host, path, state = stated["host"], stated["path"], stated["state"]
-        except (ValueError, KeyError, TypeError):
-            host = path = state = None
-        if host != os.uname().nodename:
-            return time.time() - description.stat().st_mtime > UNUSED_AGE_S
-        return _file_state(os.stat(path)) != state
-    except FileNotFoundError:
-        return True
     except OSError:
         return False
 

@@ -18,7 +18,6 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import BinaryIO
 
 from model_zoo.gguf.adapter_path import AdapterPath
-from model_zoo.gguf.mapped_removal import remove_unmapped
 from model_zoo.store.file_access import (
     disk_bytes,
     file_error,
@@ -38,6 +37,7 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.views import Views
 from runtime.errors import SourceError, StorageFullError, StoreError
 from runtime.home_directory import expanded
+from runtime.mapped_removal import remove_unmapped
 
 PARTIAL = "-partial"
 JOURNAL = "-journal"

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from runtime.home_directory import expanded
 from runtime.kernels.levels import LEVELS, Level, machine, usable_levels
+from runtime.mapped_removal import remove_unmapped
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ _COMPILERS = ("gcc", "cc", "clang")
 # Without contraction, all code paths round sums in the same way; see matmul.c.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
+# Libraries that no process has loaded for so long are removed after a compilation.
+UNUSED_AGE_S = 7 * 24 * 3600.0
 
 
 class NativeUnavailableError(Exception):
@@ -50,6 +53,8 @@ def built_library(
     usable, reasons = [*places], list[str]()
     for each in usable_levels(os.environ) if level is None else (level,):
         if found := _find(each, flags, places):
+            with contextlib.suppress(OSError):  # it may belong to another user
+                os.utime(found)  # by which `_remove_unused` finds that it is used
             return found
         for compiler in _available_compilers(os.environ, each.machine):
             if built := _compiled(compiler, each, flags, usable, reasons):
@@ -132,6 +137,7 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
             os.fsync(file.fileno())  # the name must not outlive the content
         target = directory / _file_name(_stem(level, flags), built)
         os.replace(built, target)
+    _remove_unused(directory)
     _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
     return target
 
@@ -144,6 +150,16 @@ def _remove_abandoned(directory: Path) -> None:
         with contextlib.suppress(OSError):  # another process removes it
             if folder.stat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unused(directory: Path) -> None:
+    """Libraries of earlier versions. Those of another installation that is in use are loaded from
+    time to time, and stay; so do those that a process has loaded (`runtime.kernels.native`)."""
+    oldest = time.time() - UNUSED_AGE_S
+    for library in directory.glob("kernels-*.so"):
+        with contextlib.suppress(OSError):  # another process or user removes it
+            if library.stat().st_mtime < oldest and remove_unmapped(library):
+                _log.info("Removed unused CPU kernels of an earlier version.")
 
 
 @dataclass(frozen=True, slots=True)

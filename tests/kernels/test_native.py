@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import logging
 import mmap
 import os
@@ -93,9 +94,9 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 def test_a_second_build_compiles_nothing(one_source: Path, tmp_path: Path) -> None:
     first = build.built_library(directory=tmp_path)
-    built = first.stat().st_mtime_ns
+    built = first.stat().st_ino
     assert build.built_library(directory=tmp_path) == first
-    assert first.stat().st_mtime_ns == built
+    assert first.stat().st_ino == built
     one_source.write_text("int one(void) { return 2; }\n")
     assert build.built_library(directory=tmp_path) != first
     assert not list(tmp_path.glob("build-*"))
@@ -155,6 +156,32 @@ def test_a_folder_of_a_killed_compilation_is_removed_by_a_later_one(
     os.utime(left, (long_ago, long_ago))
     build.built_library(directory=tmp_path)
     assert [*tmp_path.glob("build-*")] == [running]
+
+
+def test_libraries_that_were_not_loaded_for_long_are_removed_by_a_later_compilation(
+    one_source: Path, tmp_path: Path
+) -> None:
+    """Not those that a process has loaded, nor those of another installation that is in use."""
+    built = {}
+    for number, name in enumerate(("unused", "loaded", "used")):
+        one_source.write_text(f"int one(void) {{ return {number}; }}\n")
+        built[name] = build.built_library(directory=tmp_path)
+    for library in built.values():
+        os.utime(library, (time.time() - build.UNUSED_AGE_S - 60,) * 2)
+    assert build.built_library(directory=tmp_path) == built["used"]
+    one_source.write_text("int one(void) { return 3; }\n")
+    with built["loaded"].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        new = build.built_library(directory=tmp_path)
+    assert {*tmp_path.glob("*.so")} == {new, built["loaded"], built["used"]}
+
+
+def test_loaded_kernels_are_locked() -> None:
+    """The processes of other hosts may remove them from a network file system."""
+    if native.library() is None:
+        pytest.skip("no native kernels here")
+    with build.built_library().open("rb") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

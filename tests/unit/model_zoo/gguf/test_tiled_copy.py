@@ -20,6 +20,7 @@ from model_zoo.gguf import tiled_copy
 from model_zoo.gguf.mapped import MappedTensors
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.tiled_copy import UNUSED_AGE_S, TilingOptions, Written
+from runtime.quant.block_types import BlockType
 from tests.checkout import ROOT
 from tests.gguf_files import write_tensors
 from tests.patience import wait_until
@@ -77,12 +78,14 @@ def test_a_copy_has_the_tiles_of_each_matrix(tmp_path, options) -> None:
     assert copy.stat().st_size == sum(in_tiles(file.weight(n)).nbytes for n in tiled.tensors)
 
 
+def none_of_f16(type: BlockType) -> BlockType | None:
+    return None if type.name == "F16" else tiled_type(type)
+
+
 def test_processors_that_multiply_other_tiles_have_other_copies(tmp_path, options) -> None:
     file = write(tmp_path / "a.gguf", up=matrix(32, 64), gate=matrix(32, 64, type="F16"))
     assert tiled_tensors(file, options) is not None
-    less = tiled_copy.tiled_tensors(
-        file, options, lambda type: None if type.name == "F16" else tiled_type(type)
-    )
+    less = tiled_copy.tiled_tensors(file, options, none_of_f16)
     assert less is not None and set(less.tensors) == {"up.weight"}
     assert len(copies(options)) == 2
     assert tiled_copy.tiled_tensors(file, options, lambda type: None) is None
@@ -318,6 +321,23 @@ def test_copies_of_other_hosts_are_removed_only_after_some_time_without_use(
         file, written = GGUFFile.open(tmp_path / name), []
         assert tiled_tensors(file, options, lambda *part, to=written: to.append(part)) is not None
         assert not written
+
+
+def test_a_copy_that_is_unused_since_its_file_has_a_newer_one_is_removed(tmp_path, options) -> None:
+    """As after an update that rearranges in another way, and not beside it."""
+    file = write(tmp_path / "a.gguf", up=matrix(32, 64), gate=matrix(32, 64, type="F16"))
+    assert tiled_tensors(file, options) is not None
+    (old,) = options.directory.glob("*.json")
+    long_ago = (time.time() - UNUSED_AGE_S - 60,) * 2
+    os.utime(old, long_ago)
+    assert tiled_tensors(write(tmp_path / "b.gguf", up=matrix(32, 64)), options) is not None
+    assert old.exists(), "the only copy of its file"
+    assert tiled_tensors(file, options) is not None
+    assert tiled_copy.tiled_tensors(file, options, none_of_f16) is not None
+    assert old.exists(), "used beside the newer one"
+    os.utime(old, long_ago)
+    assert tiled_tensors(write(tmp_path / "c.gguf", up=matrix(32, 64)), options) is not None
+    assert not old.exists() and len(copies(options)) == 3
 
 
 def test_a_description_that_a_full_disk_has_cut_keeps_its_copy_for_some_time(

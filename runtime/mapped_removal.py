@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def remove_unmapped(path: Path) -> bool:
-    """Removes the file, if it exists. False if a process maps it as a model file, or this user may
+    """Removes the file, if it exists. False if a process maps it, or this user may
     not find that out. OSError if it cannot be removed.
 
     To remove a mapped file of a network file system would end processes of other hosts by SIGBUS;
-    see `FilePart`.
+    see `model_zoo.gguf.model_headers.FilePart`.
     """
     if path.is_symlink():  # its target stays
         path.unlink(missing_ok=True)
