@@ -4,6 +4,7 @@ This wraps httpx to check each URL of a chain of redirects and give it its own c
 bodies, and to end connections that other threads are reading (`hang_up`).
 """
 
+import random
 import socket
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -29,6 +30,7 @@ READ_DEADLINE_S = 120.0
 MAX_ATTEMPTS = 6
 # Servers that limit rates request pauses of minutes.
 MAX_PAUSE_S = 300.0
+PAUSE_SPREAD = 0.25
 PAUSE_REPORT_S = 1.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -224,8 +226,9 @@ class Http:
     def retrying(self, host: str, *, sleep: Callable[[float], Any] | None = None) -> Retrying:
         """Retries a function after TransientError; SourceError after `MAX_ATTEMPTS`.
 
-        Pauses grow exponentially, unless the server requests a longer one. `sleep`: by default
-        calls `pausing`.
+        Pauses grow exponentially, unless the server requests a longer one, each with a random part
+        more, so that the nodes of a cluster do not try again together. `sleep`: by default calls
+        `pausing`.
         """
 
         def pause(seconds: float) -> None:
@@ -237,7 +240,8 @@ class Http:
         def pause_s(state: RetryCallState) -> float:
             stated_s = getattr(_error_of(state), "retry_after_s", 0.0)
             exponential_s = self._first_pause_s * 2 ** (state.attempt_number - 1)
-            return min(MAX_PAUSE_S, max(exponential_s, stated_s))
+            pause_s = min(MAX_PAUSE_S, max(exponential_s, stated_s))
+            return random.uniform(pause_s, (1 + PAUSE_SPREAD) * pause_s)
 
         def fail(state: RetryCallState) -> None:
             raise SourceError(

@@ -27,6 +27,7 @@ from serve_app.telemetry.reply_metrics import recorded
 from serve_app.telemetry.request_spans import task_span
 from serve_app.telemetry.spans import Spans
 from serve_app.transport.client import StreamClient
+from serve_app.transport.pauses import Pauses
 from serve_app.transport.wire import Address, ConnectionLost, Heartbeat
 
 FIRST_PAUSE_S = 0.05
@@ -259,12 +260,16 @@ class ChatBackend:
 
 
 class _WaitBudget:
-    """The remaining time that a task may wait for a replica, and growing pauses between tries."""
+    """The remaining time that a task may wait for a replica, and growing pauses between tries; the
+    second try follows at once."""
 
     def __init__(self, left_s: float) -> None:
         self.left_s = left_s
-        self._pause_s = 0.0
+        self._pauses: Pauses | None = None
 
     async def pause(self) -> None:
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+        if self._pauses is None:
+            self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(self._pauses.take())

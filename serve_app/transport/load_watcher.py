@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from serve_app.transport import wire
 from serve_app.transport.client import SILENCE_S
+from serve_app.transport.pauses import Pauses
 from serve_app.transport.sockets import connect
 
 FIRST_PAUSE_S = 0.1
@@ -37,7 +38,7 @@ class LoadWatcher:
         self._watching.cancel()
 
     async def _watch(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             received = False
             with contextlib.suppress(wire.ConnectionLost, wire.WireError):
@@ -46,8 +47,9 @@ class LoadWatcher:
                         received = True
                         self._report(report)
             self._lost()
-            pause_s = FIRST_PAUSE_S if received else min(2 * pause_s, LONGEST_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            if received:
+                pauses.reset()
+            await asyncio.sleep(pauses.take())
 
     async def _reports(self) -> AsyncGenerator[wire.LoadReport, None]:
         """Reads reports until the replica stops."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.errors import EngineDeadError, GenerationFailedError, OverloadedError
 from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.transport.client import SILENCE_S
+from serve_app.transport.pauses import Pauses
 from serve_app.transport.wire import ConnectionLost
 from serve_app.vision.encoder_ranking import EncoderRanking, EncoderSource
 from serve_app.vision.feature_transfer import FeatureClient
@@ -132,7 +133,7 @@ class _Attempts:
 
     def __init__(self, rules: PoolRules) -> None:
         self._rules = rules
-        self._pause_s = rules.pause_s
+        self._pauses = Pauses(rules.pause_s, rules.longest_pause_s)
         self._lost = 0
         self._last: Exception | None = None
 
@@ -146,8 +147,7 @@ class _Attempts:
             )
 
     async def pause(self) -> None:
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, self._rules.longest_pause_s)
+        await asyncio.sleep(self._pauses.take())
 
     def timed_out(self) -> GenerationFailedError:
         reason = "" if self._last is None else f" The last error: {self._last}"
