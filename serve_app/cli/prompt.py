@@ -5,6 +5,7 @@ import os
 import re
 import readline
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -43,8 +44,9 @@ def chat(session: ChatSession) -> None:
     session.load()
     _keep_history()
     click.echo(harmless(f"{session.model}: /? shows the commands."), err=True)
-    while (text := read_message()) is not None:
-        if text.startswith("/") and not _begins_with_picture(text):
+    while (message := _read_message()) is not None:
+        text = message.text
+        if text.startswith("/") and not message.quoted and not _begins_with_picture(text):
             words = text[1:].split(None, 1)
             name = words[0] if words else "?"
             if name in ("bye", "exit", "quit"):
@@ -54,17 +56,25 @@ def chat(session: ChatSession) -> None:
             _ask(session, text)
 
 
-def read_message() -> str | None:
-    """One message, without its quotes; None at the end of the input. Ctrl-C discards a message."""
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What was typed, without its quotes; a message in quotes is no command."""
+
+    text: str
+    quoted: bool = False
+
+
+def _read_message() -> _Message | None:
+    """None at the end of the input. Ctrl-C discards a message."""
     while True:
         try:
             text = input(FIRST)
             if not text.lstrip().startswith(_QUOTES):
-                return text
+                return _Message(text)
             lines = [text.lstrip().removeprefix(_QUOTES)]
             while not lines[-1].rstrip().endswith(_QUOTES):
                 lines.append(input(NEXT))
-            return "\n".join(lines).rstrip().removesuffix(_QUOTES)
+            return _Message("\n".join(lines).rstrip().removesuffix(_QUOTES), quoted=True)
         except KeyboardInterrupt:
             click.echo("\nUse Ctrl-D or /bye to leave.", err=True)
         except EOFError:

@@ -287,7 +287,7 @@ async def test_a_conversation_in_a_terminal(tmp_path):
         await terminal.shows(">>> ")
         await terminal.types("/set system Be brief.\n", ">>> ")
         await terminal.types(f"{picture} See\n", "Hello, world")
-        await terminal.types('"""one\ntwo"""\n', "Hello, world")
+        await terminal.types('"""/one\ntwo"""\n', "Hello, world")
         replica.waits.clear()
         await terminal.types("stop\n", "Hello")
         os.write(leader, b"\x03")  # Ctrl-C ends the answer only
@@ -300,7 +300,7 @@ async def test_a_conversation_in_a_terminal(tmp_path):
     first, second, _ = replica.tasks
     assert len(first.prompt.messages[1].images) == 1
     assert [message.text for message in second.prompt.messages] == [
-        "Be brief.", "See", "Hello, world", "one\ntwo",
+        "Be brief.", "See", "Hello, world", "/one\ntwo",
     ]  # fmt: skip
     assert "See" in (tmp_path / "caravan" / "history").read_text()
 
