@@ -6,6 +6,7 @@
 import ctypes
 import fcntl
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -166,16 +167,16 @@ def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int
 
 def load(path: Path) -> ctypes.CDLL:
     """Load a library with torch's OpenMP runtime, so that both use one thread pool. It is locked as
-    long as it is loaded; see `runtime.mapped_removal`."""
+    long as the process lives; see `runtime.mapped_removal`."""
     try:
         if openmp() is None:
             raise NativeUnavailableError("torch runs without an OpenMP library")
         kernels = ctypes.CDLL(str(path))
-        kernels.file = path.open("rb")  # which keeps the lock
+        lock = os.open(path, os.O_RDONLY)  # stays open, like the library
     except OSError as error:
         raise NativeUnavailableError(str(error)) from error
     with suppress(OSError):  # a file system without locks
-        fcntl.flock(kernels.file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     for name, (arguments, result) in SIGNATURES.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
