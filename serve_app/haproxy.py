@@ -7,6 +7,8 @@ HAProxy (`haproxy_supervisor`). Ray 2.60 has no settings for these edits:
 - the admin socket gets mode 600 (Ray: 666), in a directory that only this user can access;
 - the statistics page listens on loopback, the metrics at the address of the HTTP frontend (Ray:
   both on all addresses);
+- with CARAVAN_HAPROXY_IPV6, the HTTP frontend at all IPv4 addresses listens at all IPv6 ones, too
+  (Ray: at those of IPv4 only, even if `http_options.host` is `::`);
 - the ingress and the fallback proxy of this node are reached at the address on which they listen,
   which is that of the HTTP frontend (Ray: on loopback);
 - there are only as many connections as this process may open files for (Ray: HAProxy ends if that
@@ -43,6 +45,7 @@ OTHER_FILES = 200
 MIN_CONNECTIONS = 50
 CONNECTIONS_VARIABLE = "CARAVAN_HAPROXY_CONNECTIONS_PER_ADDRESS"
 SECRET_VARIABLE = "CARAVAN_PROXY_SECRET"
+IPV6_VARIABLE = "CARAVAN_HAPROXY_IPV6"  # of any text
 CLIENT_HEADER = "x-caravan-client"
 SECRET_HEADER = "x-caravan-proxy"
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -68,6 +71,7 @@ _SOCKETS = re.compile(r"^ *(?:stats socket|log) (/\S+) ", re.MULTILINE)
 _MAXCONN = re.compile(r"^( *maxconn )(\d+)$", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^frontend http_frontend\n +bind (\S+):\d+\n", re.MULTILINE)
+_EVERYWHERE = re.compile(r"^(frontend http_frontend\n +bind )\*:(\d+)$", re.MULTILINE)
 _METRICS = re.compile(r"^(frontend prometheus\n +bind ):", re.MULTILINE)
 # Servers of this node; there is none before the first route.
 _OWN_SERVERS = re.compile(r"^( +server \S+ )(?:127\.0\.0\.1|::1):(?=\d+ )", re.MULTILINE)
@@ -158,6 +162,7 @@ def secure(path: Path) -> None:
         files=None if files == resource.RLIM_INFINITY else files,
         connections_per_address=int(limit) if limit else None,
         proven=_secret(os.environ) is not None,
+        ipv6=bool(os.environ.get(IPV6_VARIABLE)),
     )
     for each in _SOCKETS.findall(text):
         take_directory(Path(each).parent)
@@ -173,12 +178,13 @@ def hardened(
     connections_per_address: int | None = None,
     header_timeout_s: int = HEADER_TIMEOUT_S,
     proven: bool = False,
+    ipv6: bool = False,
 ) -> str:
     """The generated configuration with the edits. UnsafeError if one of them does not match,
     OSError if the frontend's host is an unknown name.
 
     `files`: how many HAProxy may open; None if there is no limit. `proven`: requests get the
-    headers that `serve_app.api.through_proxy` reads.
+    headers that `serve_app.api.through_proxy` reads. `ipv6`: as the variable.
     """
     frontend = _single_match(_FRONTEND, config)
     connections = _connections(int(_single_match(_MAXCONN, config)[2]), files)
@@ -199,6 +205,8 @@ def hardened(
     ):
         _single_match(pattern, config)
         config = pattern.sub(edited, config)
+    if ipv6:
+        config = _EVERYWHERE.sub(r"\g<1>:::\g<2> v4v6", config)
     return _OWN_SERVERS.sub(rf"\g<1>{_own_address(frontend[1])}:", config)
 
 

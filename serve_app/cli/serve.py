@@ -42,7 +42,7 @@ from serve_app.cli.shared_options import without_models
 from serve_app.cli.terminal import harmless
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
-from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
+from serve_app.haproxy import BINARY_VARIABLE, COMMAND, IPV6_VARIABLE, SECRET_VARIABLE
 
 # Ray's default would be the working directory.
 _CODE = ("--app-dir", CODE)
@@ -225,13 +225,15 @@ def _serve(path: Path, *, verbose: bool) -> int:
     http = http_options(read_config(path))
     log = log_path(own, http.port)
     report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
-    folder = {} if _names_cluster(own) else {"RAY_TMPDIR": str(ray_folder(own))}
+    own_variables = {} if _names_cluster(own) else {"RAY_TMPDIR": str(ray_folder(own))}
+    if http.host == "::":
+        own_variables[IPV6_VARIABLE] = "1"
     with (
         LogWriter(log, report.warn) as writer,
         run_arguments(path, own) as (arguments, variables),
         haproxy_folder() as files,
     ):
-        made = environment({**own, **folder}, http.port, files)
+        made = environment({**own, **own_variables}, http.port, files)
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *arguments],
             env={**made, **variables, **checked_environment(path)},

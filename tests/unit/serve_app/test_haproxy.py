@@ -105,6 +105,16 @@ def test_metrics_listen_at_the_address_of_the_frontend(generated):
     assert "frontend prometheus\n    bind *:" in hardened(text)
 
 
+def test_a_server_at_all_addresses_of_ipv6_is_reached_by_both_protocols(tmp_path, monkeypatch):
+    monkeypatch.setenv(haproxy.IPV6_VARIABLE, "1")
+    config = proxy_config(tmp_path / "proxy", "::")
+    path = tmp_path / "proxy" / "haproxy.cfg"
+    HAProxyApi(config, config_file_path=str(path))._generate_config_file_internal()
+    secure(path)
+    with running(config, path, "127.0.0.1"):
+        assert listens(config.http_options.port, "::1")
+
+
 @pytest.mark.parametrize(
     ("host", "written", "listens_at"),
     [
