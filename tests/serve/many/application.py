@@ -1,6 +1,6 @@
 """An application with models of the store, loaded on demand, next to configured ones.
 
-Of these one is divided among two processes ("fixed"), one is pulled from a registry when it starts
+Of these one is pulled from a registry when it starts
 ("pulled"), one fits on no node ("huge"), and one does not fit in its memory ("giant").
 """
 
@@ -69,7 +69,7 @@ def arguments(registry: Server) -> dict[str, Any]:
     source = {"source": str(DEMO_MODEL)}
     pulled = {"source": f"ollama://{registry.host}/library/demo", **SMALL, "context_tokens": None}
     models = [
-        {"name": "fixed", **source, **SMALL, "parallel": {"tensor": 2}},
+        {"name": "fixed", **source, **SMALL},
         {"name": "huge", **source, **ENGINE, "num_gpus": 4},
         {"name": "giant", **source, **SMALL, "memory_bytes": 1_000_000},
         {"name": "pulled", **pulled},

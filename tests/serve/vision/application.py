@@ -1,5 +1,5 @@
-"""An application with tiny vision models: with encoders of their own, shared ones, and one that is
-scaled from zero, as its encoders are."""
+"""An application with tiny vision models: one with a pool of encoders, and one that is scaled from
+zero, as its encoders are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,14 +53,12 @@ def running(application: Application, pictures: Server, folder: Path) -> Iterato
 
 
 def models(folder: Path) -> list[dict[str, Any]]:
-    text = {"source": str(folder / "tiny.gguf"), "device": "cpu", **LIMITS}
     projector = write_tiny_vision_model(folder / "tiny.gguf", flavour="llama.cpp")
-    vision = {**text, "projector": str(projector)}
+    files = {"source": str(folder / "tiny.gguf"), "projector": str(projector)}
+    vision = {**files, "device": "cpu", **LIMITS}
     shared = {"replicas": 2, "batch_images": 4, **ENCODER}
     return [
-        {"name": "text-only", **text},
-        {"name": "with-vision", **vision},
-        # The cache has room for all images of a test, if they meet on one replica.
+        # The cache has room for all images of the tests, if they meet on one replica.
         {"name": "shared", **vision, "replicas": 2, "image_cache_bytes": 2**20, "vision": shared},
         {
             "name": "scaled",

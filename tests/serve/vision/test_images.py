@@ -13,6 +13,7 @@ from tests.serve.vision.application import PICTURE
 from tests.tiny_vision_model import PLACES
 from tests.vision_prompts import png
 
+MODEL = "shared"
 ONE, TWO = PICTURE, png(40, 30, seed=1)
 
 
@@ -30,13 +31,13 @@ def data_uri(image: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
-def chat(native: ollama.Client, *images: bytes | Path, model: str = "with-vision"):
+def chat(native: ollama.Client, *images: bytes | Path):
     message = {"role": "user", "content": "hello", "images": list(images)}
     options = {"temperature": 0, "num_predict": 4}
-    return native.chat(model=model, messages=[message], options=options, logprobs=True)
+    return native.chat(model=MODEL, messages=[message], options=options, logprobs=True)
 
 
-def complete(oai: openai.OpenAI, *parts: bytes | str, model: str = "with-vision", **change):
+def complete(oai: openai.OpenAI, *parts: bytes | str, **change):
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -45,7 +46,7 @@ def complete(oai: openai.OpenAI, *parts: bytes | str, model: str = "with-vision"
     ]
     given = {"temperature": 0, "max_tokens": 4, "logprobs": True, **change}
     messages = [{"role": "user", "content": content}]
-    return oai.chat.completions.create(model=model, messages=messages, **given)
+    return oai.chat.completions.create(model=MODEL, messages=messages, **given)
 
 
 def test_ollamas_client_sends_images_as_bytes_or_files(native, tmp_path) -> None:
@@ -58,11 +59,11 @@ def test_ollamas_client_sends_images_as_bytes_or_files(native, tmp_path) -> None
 
 def test_generate_with_images_returns_no_context(native) -> None:
     options = {"temperature": 0, "num_predict": 4}
-    with_image = native.generate("with-vision", "hello", images=[ONE], options=options)
-    without = native.generate("with-vision", "hello", options=options)
+    with_image = native.generate(MODEL, "hello", images=[ONE], options=options)
+    without = native.generate(MODEL, "hello", options=options)
     assert with_image.prompt_eval_count == without.prompt_eval_count + PLACES
     assert without.context and not with_image.context
-    raw = native.generate("with-vision", "a [img-0] b", images=[ONE], raw=True, options=options)
+    raw = native.generate(MODEL, "a [img-0] b", images=[ONE], raw=True, options=options)
     assert raw.done_reason == "length"
 
 
@@ -79,45 +80,37 @@ def test_both_protocols_give_the_same_prompt(native, oai) -> None:
     assert theirs == [e.logprob for e in complete(oai, ONE, "hello").choices[0].logprobs.content]
 
 
-def test_only_a_vision_model_lists_the_vision_capability(native, url) -> None:
-    assert "vision" in native.show("with-vision").capabilities
-    assert "vision" not in native.show("text-only").capabilities
-    descriptions = [
-        httpx.post(f"{url}/api/show", json={"model": m}).json()
-        for m in ("with-vision", "text-only")
-    ]
-    assert descriptions[0]["projector_info"]["general.architecture"] == "clip"
-    assert "projector_info" not in descriptions[1]
+def test_a_vision_model_lists_the_vision_capability(native, url) -> None:
+    assert "vision" in native.show(MODEL).capabilities
+    description = httpx.post(f"{url}/api/show", json={"model": MODEL}).json()
+    assert description["projector_info"]["general.architecture"] == "clip"
     tags = httpx.get(f"{url}/api/tags").json()["models"]
-    listed = {model["name"]: "vision" in model["capabilities"] for model in tags}
-    assert listed["with-vision:latest"] and not listed["text-only:latest"]
+    assert all("vision" in model["capabilities"] for model in tags)
 
 
 BAD = [
-    (["with-vision", ONE[:-200]], '": The PNG image is truncated'),
-    (["with-vision", *[ONE] * 9], "at most 8"),
-    (["text-only", ONE], "data required for image input"),
+    ([ONE[:-200]], '": The PNG image is truncated'),
+    ([ONE] * 9, "at most 8"),
 ]
 
 
-@pytest.mark.parametrize(("asked", "reason"), BAD)
+@pytest.mark.parametrize(("images", "reason"), BAD)
 def test_bad_images_are_refused_in_both_protocols_and_the_model_still_answers(
-    native, oai, asked, reason
+    native, oai, images, reason
 ) -> None:
-    model, *images = asked
     with pytest.raises(ollama.ResponseError) as native_error:
-        chat(native, *images, model=model)
+        chat(native, *images)
     with pytest.raises(openai.BadRequestError) as error:
-        complete(oai, *images, "hello", model=model)
+        complete(oai, *images, "hello")
     assert native_error.value.status_code == 400
     assert reason in native_error.value.error and reason in error.value.message
-    assert chat(native, model=model).done and (model == "text-only" or chat(native, ONE).done)
+    assert chat(native).done and chat(native, ONE).done
 
 
 def from_url(oai: openai.OpenAI, url: str):
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hello"}]
     return oai.chat.completions.create(
-        model="with-vision",
+        model=MODEL,
         messages=[{"role": "user", "content": content}],
         temperature=0,
         max_tokens=4,

@@ -82,8 +82,8 @@ def results(answers: list[Future[Likelihoods]]) -> list[Likelihoods]:
 
 def test_answers_are_those_of_a_replica_with_its_own_encoder(client, tmp_path) -> None:
     image = png(30, 40)
-    (model,) = (each for each in models(tmp_path) if each["name"] == "with-vision")
-    replica = load_replica(ModelSettings(**model))
+    (model,) = (each for each in models(tmp_path) if each["name"] == MODEL)
+    replica = load_replica(ModelSettings(**{**model, "vision": {}}))
     try:
         own = asyncio.run(answer(replica, image, "hello", max_tokens=TOKENS))
     finally:
@@ -97,7 +97,7 @@ def test_answers_are_those_of_a_replica_with_its_own_encoder(client, tmp_path) -
 
 
 def test_all_replicas_and_turns_share_one_encoding(client) -> None:
-    image, before, received = png(40, 30, seed=1), encoded(), received_by_each()
+    image, before, received = png(40, 30, seed=2), encoded(), received_by_each()
     for turn in range(20):
         results(client.ask(*((f"{turn} {number}", image) for number in range(8))))
         if all(now > then for now, then in zip(received_by_each(), received, strict=True)):
