@@ -61,9 +61,9 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 def visiting(browser: Browser) -> Callable[..., AbstractAsyncContextManager[Visit]]:
-    """`async with visiting(replica, path=..., context=..., **access)`: a `Visit` in a browser
-    context of its own, by default to the chat page. `context`: as Playwright has it; `access`: as
-    `ingress` has it."""
+    """`async with visiting(replica, path=..., context=..., clock=..., **access)`: a `Visit` in a
+    browser context of its own, by default to the chat page. `context`: as Playwright has it;
+    `clock`: whether `page.clock` can run ahead; `access`: as `ingress` has it."""
     return partial(_visit, browser)
 
 
@@ -74,6 +74,7 @@ async def _visit(
     *,
     path: str = "/",
     context: dict[str, Any] | None = None,
+    clock: bool = False,
     **access: Any,
 ) -> AsyncIterator[Visit]:
     async with (
@@ -84,5 +85,7 @@ async def _visit(
         page = await opened.new_page()
         opened.set_default_timeout(HANG_S * 1000)
         visit = Visit(page, replica, f"http://127.0.0.1:{port}")
+        if clock:
+            await page.clock.install()
         await page.goto(visit.address + path)
         yield visit

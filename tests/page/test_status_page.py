@@ -14,6 +14,7 @@ from tests.unit.serve_app.fake_replicas import PretendReplica
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 KEY = "key-of-a-test"
+EVERY_MS = 2000  # between the requests of the page
 ENGINE = EngineStatistics(
     running=3,
     waiting=2,
@@ -40,7 +41,8 @@ def fresh(monkeypatch):
 
 async def test_numbers_and_plots_follow_the_replicas(visiting, fresh):
     statuses = [state(ENGINE)]
-    async with visiting(PretendReplica(), statuses=statuses, path="/status") as visit:
+    options = {"statuses": statuses, "path": "/status", "clock": True}
+    async with visiting(PretendReplica(), **options) as visit:
         page = visit.page
         await page.get_by_text("Models: 1. Replicas: 1. Requests: 3 running, 2 waiting.").wait_for()
         cells = await page.locator("tbody td").all_inner_texts()
@@ -49,25 +51,30 @@ async def test_numbers_and_plots_follow_the_replicas(visiting, fresh):
             "img", name="Cache of demo: now used 25%, prefix hits 40%"
         ).wait_for()
         statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=6000, running=9))
+        await page.clock.run_for(EVERY_MS)
         await page.get_by_role("img", name="Requests of demo: now running 9").wait_for()
         await page.locator("tbody").get_by_text("6,000").wait_for()
         outline = page.locator("figure", has_text="Requests").locator(".line-0").last
         assert "L" in (await outline.get_attribute("d"))
         statuses.append(state(ENGINE, "second"))
+        await page.clock.run_for(EVERY_MS)
         await page.get_by_text("2 replicas, 32 slots").wait_for()
         statuses.clear()
+        await page.clock.run_for(EVERY_MS)
         await page.get_by_text("No replica answers.").wait_for()
         assert visit.problems == []
 
 
 async def test_the_speed_is_what_was_generated_between_two_answers(visiting, fresh):
     statuses = [state(ENGINE)]
-    async with visiting(PretendReplica(), statuses=statuses, path="/status") as visit:
+    options = {"statuses": statuses, "path": "/status", "clock": True}
+    async with visiting(PretendReplica(), **options) as visit:
         page = visit.page
         plot = page.locator("figure", has_text="Tokens per second").get_by_role("img")
         await page.get_by_role("img", name="generated 0,").wait_for()
         for total in range(10_000, 10_000_000, 5000):  # a late answer has no rate
             statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=total))
+            await page.clock.run_for(EVERY_MS)
             await page.get_by_text(f"{total:,} tokens generated").wait_for()
             if not (await plot.get_attribute("aria-label")).endswith("highest 0"):
                 break
@@ -90,20 +97,21 @@ async def test_answers_of_hosts_with_other_clocks_have_no_rates(visiting, fresh,
         }
         await route.fulfill(json=body)
 
-    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+    async with visiting(PretendReplica(), statuses=[state(ENGINE)], clock=True) as visit:
         page = visit.page
         await page.route("**/status.json", answer)
         await page.goto(f"{visit.address}/status")
+        await page.get_by_text("Requests: 1 running").wait_for()
+        await page.clock.run_for(EVERY_MS)
         await page.get_by_text("Requests: 2 running").wait_for()
         await page.get_by_role("img", name="now generated –, prompts –; highest 0").wait_for()
 
 
 async def test_pause_stops_the_requests(visiting, fresh):
     count = "window.asked = 0; const ask = fetch; window.fetch = (...a) => (asked++, ask(...a)); 0"
-    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+    options = {"statuses": [state(ENGINE)], "path": "/status", "clock": True}
+    async with visiting(PretendReplica(), **options) as visit:
         page = visit.page
-        await page.clock.install()
-        await page.goto(f"{visit.address}/status")
         await page.get_by_text("Requests: 3 running").wait_for()
         pause = page.get_by_role("button", name="Pause")
         await pause.click()
@@ -112,27 +120,26 @@ async def test_pause_stops_the_requests(visiting, fresh):
         await page.clock.run_for(10_000)
         assert await page.evaluate("asked") == 0
         await pause.click()
-        await page.clock.run_for(3000)
+        await page.clock.run_for(EVERY_MS)
         assert await page.evaluate("asked") > 0
 
 
 async def test_a_pause_is_a_gap_in_the_plots(visiting, fresh):
     statuses = [state(ENGINE)]
-    async with visiting(PretendReplica(), statuses=statuses) as visit:
+    options = {"statuses": statuses, "path": "/status", "clock": True}
+    async with visiting(PretendReplica(), **options) as visit:
         page = visit.page
-        await page.clock.install()
-        await page.goto(f"{visit.address}/status")
         plot = page.locator("figure", has_text="Requests")
         pause = page.get_by_role("button", name="Pause")
         for running in (4, 5):
             statuses[0] = state(dataclasses.replace(ENGINE, running=running))
-            await page.clock.run_for(2000)
+            await page.clock.run_for(EVERY_MS)
             await plot.get_by_text(f"running {running}", exact=True).wait_for()
         await pause.click()
         await page.clock.run_for(60_000)
         await pause.click()
         statuses[0] = state(dataclasses.replace(ENGINE, running=6))
-        await page.clock.run_for(2000)
+        await page.clock.run_for(EVERY_MS)
         await plot.get_by_text("running 6", exact=True).wait_for()
         outline = await plot.locator(".line-0").last.get_attribute("d")
         _, before, after = outline.split("M")
