@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat import template as limits
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
@@ -122,8 +123,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("about", HOSTILE)
-def test_a_template_that_exceeds_a_limit_is_refused(about: str) -> None:
-    """With a conversation, whose limits are wider than those of a question."""
+def test_a_template_that_exceeds_a_limit_is_refused(
+    about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a conversation, whose limits are wider than those of a question. The limit of time is
+    reached sooner than in the product."""
+    monkeypatch.setattr(limits, "_SECONDS", 0.05)
     template = ChatTemplate(HOSTILE[about])
     gc.disable()  # a collection may take longer, and cleans up after other tests
     tracemalloc.start()
