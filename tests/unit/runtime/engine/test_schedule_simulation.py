@@ -48,7 +48,7 @@ from tests.unit.runtime.engine.random_proposals import RandomProposals
 
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
-SEEDS = 60
+SEEDS = 30  # `make soak` tries random schedules of whole engines for longer
 TENANTS = ("one", "two", "three")
 SALTS = (b"", b"some", b"other")
 
