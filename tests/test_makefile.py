@@ -19,14 +19,13 @@ case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 """
 TESTS = {
     "cluster": "pytest tests/serve",
+    "page": "pytest tests/page",
     "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision tests/unit/tools",
-    "model": "pytest tests/unit/model_zoo tests/unit/runtime tests/parity/chat",
-    "parity": "pytest tests/parity tests/fuzz tests/soak tests/docs tests/unit/bench "
-    "tests/unit/configs tests/unit/k8s --ignore tests/parity/vision --ignore tests/parity/chat",
-    "other": "pytest --ignore tests/serve --ignore tests/cuda --ignore tests/kernels "
-    "--ignore tests/parity --ignore tests/fuzz --ignore tests/soak --ignore tests/docs "
-    "--ignore tests/unit/bench --ignore tests/unit/configs --ignore tests/unit/k8s "
-    "--ignore tests/unit/model_zoo --ignore tests/unit/runtime --ignore tests/unit/tools",
+    "parity": "pytest tests/parity tests/fuzz tests/soak tests/unit/model_zoo/gguf "
+    "tests/unit/runtime --ignore tests/parity/vision",
+    "other": "pytest --ignore tests/serve --ignore tests/page --ignore tests/cuda "
+    "--ignore tests/kernels --ignore tests/parity --ignore tests/fuzz --ignore tests/soak "
+    "--ignore tests/unit/model_zoo/gguf --ignore tests/unit/runtime --ignore tests/unit/tools",
 }
 PARTS = ("ruff check .", *TESTS.values())
 
@@ -103,7 +102,7 @@ def runs(command: str, file: Path) -> bool:
         *((command, f"{part} tests") for part, command in TESTS.items()),
         (
             "pytest",
-            "cluster tests, other tests, parity tests, model tests, kernel and vision tests",
+            "cluster tests, page tests, other tests, parity tests, kernel and vision tests",
         ),
     ],
 )
