@@ -118,7 +118,7 @@ def alone(seeing):
         return requests, answers(engine, requests, together=False)
 
 
-@pytest.mark.parametrize(("depth", "cache_tokens"), [(1, 256), (3, 256), (2, None)])
+@pytest.mark.parametrize(("depth", "cache_tokens"), [(3, 256), (1, None)])
 def test_requests_in_a_batch_get_the_answers_they_get_alone(
     seeing, alone, depth, cache_tokens
 ) -> None:

@@ -1,7 +1,7 @@
 """An application with models of the store, loaded on demand, next to configured ones.
 
-Of these one is pulled from a registry when it starts
-("pulled"), one fits on no node ("huge"), and one does not fit in its memory ("giant").
+Of these one is pulled from a registry when it starts ("pulled"), one fits on no node ("huge"), and
+one does not fit in its memory ("giant").
 """
 
 import os
