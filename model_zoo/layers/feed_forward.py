@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.tensor_parallel import divided_width
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.tensor_parallel import divided_width
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import Gate, silu_mul
 

@@ -14,7 +14,7 @@ from model_zoo.convert.convert_folder import convert
 from model_zoo.models.llava.placeholders import MOONDREAM_TEXTS, PLACE
 from model_zoo.models.llava.vision import SIGLIP_LAYERS, LlavaTower
 from model_zoo.registry import load
-from tests.families.resampler_twin import randomise
+from tests.families.minicpmv_twin import randomise
 from tests.families.text_family import SIZES, rope
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import TowerPair, load_tower, random_pixels

@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.llava import vision_next as llava_next
-from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
+from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.placeholders import llava_placeholders, moondream_placeholders
 from model_zoo.models.llava.vision import (

@@ -54,7 +54,7 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
+from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor

@@ -18,7 +18,7 @@ from model_zoo.models.internvl import vision as internvl
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2 import multimodal as lfm2
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
+from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl

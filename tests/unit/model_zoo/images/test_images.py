@@ -18,7 +18,7 @@ from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
+from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor

@@ -13,7 +13,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.resize import Filter
-from model_zoo.models.llava.image_processor import LlavaProcessor, Fit
+from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.mistral3.vision import EDGE_KEY
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
