@@ -3,28 +3,20 @@
 `test_towers.py` checks every row.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedConfig
 
-from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.normalise import CLIP
-from model_zoo.images.prepared import ImageBounds
 from model_zoo.images.tiling import best_canvas
 from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import vision as glm4v
 from model_zoo.models.hunyuan import vision as hunyuan
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
-from model_zoo.models.idefics3 import multimodal as idefics3_files
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
 from model_zoo.models.internvl import vision as internvl
-from model_zoo.models.lfm2 import vision as lfm2
 from model_zoo.models.llama4 import vision as llama4
 from model_zoo.models.llava import vision as llava
 from model_zoo.models.llava import vision_next as llava_next
@@ -34,8 +26,6 @@ from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.paddleocr import vision as paddleocr
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
-from model_zoo.multimodal.bounded_processor import BoundedProcessor
-from runtime.vision.encoder import VisionTower
 from tests.families import (
     kimivl_families,
     minicpmv4_6_families,
@@ -43,8 +33,9 @@ from tests.families import (
     moondream_families,
 )
 from tests.families import tower_references as references
+from tests.families.tower_builders import lfm2_tower, with_37_tiles, with_211_rows, with_processor
 from tests.families.tower_family import TowerFamily
-from tests.families.towers import FLAVOURS, Build, TowerPair, random_pixels
+from tests.families.towers import FLAVOURS, TowerPair, random_pixels
 from tests.families.vision_configs import (
     GRANITE,
     SIDE,
@@ -105,48 +96,11 @@ def mistral3_image(pair: TowerPair, images: int, patches: tuple[int, int]) -> Te
     return random_pixels(images, 3, patches[0] * side, patches[1] * side)
 
 
-def with_processor(tower: Any, files: Any) -> Build:
-    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        return tower(w, metadata, files.read_processor(metadata))
-
-    return build
-
-
-def with_37_tiles(tower: Any) -> Build:
-    """For images of up to six by six tiles and the whole image, whose rows fill several slabs."""
-
-    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        images = replace(idefics3_files.read_processor(metadata), longest_edge=6 * SIDE)
-        return tower(w, metadata, images)
-
-    return build
-
-
-def lfm2_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    """For images of few rows, of which large ones are cut into tiny tiles."""
-    keys = "vision.patch_size", "vision.projector.scale_factor"
-    return lfm2.Lfm2Tower(w, metadata, lfm2_processor(*map(metadata.require_size, keys)))
-
-
 def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
     config = pair.twin.config
     patch = config.vision_config.patch_size
     rows = lfm2_processor(patch, config.downsample_factor).parts(*size).rows
     return random_pixels(images, rows * config.downsample_factor**2, 3 * patch**2)
-
-
-def with_211_rows(
-    tower: Any, images: Callable[[BoundedProcessor], ImageBounds] = lambda plain: plain
-) -> Build:
-    """For images of up to 211 merged patches, a prime: no grid but a line has exactly as many."""
-
-    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        patch = metadata.require_size("vision.patch_size")
-        merge = metadata.get_size("vision.spatial_merge_size", 2)
-        plain = BoundedProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
-        return tower(w, metadata, images(plain))
-
-    return build
 
 
 QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL are four by four
