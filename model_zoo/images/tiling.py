@@ -23,6 +23,12 @@ def with_whole(tiles: int) -> int:
     return tiles + (tiles > 1)
 
 
+def most_tiles(parts: int) -> int:
+    """The most tiles that, with the tile of the whole image, are at most so many parts; at least
+    one."""
+    return max(parts - 1, 1)
+
+
 def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
     """The grid of at most `most` tiles [side, side] that fits an image with the least enlargement.
 

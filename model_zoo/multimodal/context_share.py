@@ -2,17 +2,21 @@
 
 from typing import Protocol, Self, TypeVar
 
+from model_zoo.images.prepared import ImageProcessor
+
 # An image leaves this part of the context to text: instructions, a question, and an answer of 1,024
 # tokens in the default context of 4,096. It is chosen so that images in the default area of Qwen-VL
 # (2,675 rows) and pages in the largest size of Mistral 3 (3,025 rows) keep their size there.
 TEXT_SHARE = 4
 
 
-class ScalableProcessor(Protocol):
-    """An image processor that keeps the aspect ratio of images within bounds of their size.
+class ScalableProcessor(ImageProcessor, Protocol):
+    """An image processor that can make fewer rows of features of an image.
 
-    `within`: with the upper bound lowered so that images have at most about `rows` rows of
-    features, but not below the lower bound.
+    `within`: with upper bounds of size, or of the number of parts, lowered so that images have at
+    most about `rows` rows of features, but not below the lower bound. What is made of images that
+    have no more rows stays the same, except where their longer side alone is bounded. The grid of a
+    prepared image means the same with and without.
     """
 
     def within(self, rows: int) -> Self: ...

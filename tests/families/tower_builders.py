@@ -16,9 +16,9 @@ from tests.families.towers import Build
 from tests.families.vision_configs import SIDE, lfm2_processor
 
 
-def with_processor(tower: Any, files: Any) -> Build:
+def with_processor(tower: Any, read: Callable[[Metadata], ImageBounds]) -> Build:
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        return tower(w, metadata, files.read_processor(metadata))
+        return tower(w, metadata, read(metadata))
 
     return build
 

@@ -17,7 +17,9 @@ from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
 from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.llama4 import multimodal as llama4_files
 from model_zoo.models.llama4 import vision as llama4
+from model_zoo.models.llava import multimodal as llava_files
 from model_zoo.models.llava import vision as llava
 from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.mistral3 import multimodal as mistral3_files
@@ -82,7 +84,7 @@ def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
 
 def next_tiles(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
     """The whole image of that size and its tiles."""
-    high, wide = best_canvas(*size, pair.tower.canvases)
+    high, wide = best_canvas(*size, pair.tower.images.canvases)
     return random_pixels(images, 1 + high * wide // SIDE**2, 3, SIDE, SIDE)
 
 
@@ -210,7 +212,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "internvl": TowerFamily(
-        with_processor(internvl.InternVLTower, internvl_files),
+        with_processor(internvl.InternVLTower, internvl_files.read_processor),
         internvl_config,
         {
             "plain": {},
@@ -253,7 +255,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
     ),
     "lighton": TowerFamily(
-        with_processor(mistral3.PixtralTower, mistral3_files),
+        with_processor(mistral3.PixtralTower, mistral3_files.read_processor),
         lighton_config,
         {"plain": {}},
         mistral3_image,
@@ -262,7 +264,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
     ),
     "llama4": TowerFamily(
-        llama4.Llama4Tower,
+        with_processor(llama4.Llama4Tower, llama4_files.read_processor),
         llama4_config,
         {
             "plain": {},
@@ -299,7 +301,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "llava_next": TowerFamily(
-        llava_next.LlavaNextTower,
+        with_processor(llava_next.LlavaNextTower, llava_files.read_next_processor),
         llava_next_config,
         {
             "plain": {},
@@ -346,7 +348,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         refused=[({"window_kernel_size": [1, 1]}, "llama.cpp", "`window_kernel_size`")],
     ),
     "mistral3": TowerFamily(
-        with_processor(mistral3.PixtralTower, mistral3_files),
+        with_processor(mistral3.PixtralTower, mistral3_files.read_processor),
         mistral3_config,
         {
             "plain": {},

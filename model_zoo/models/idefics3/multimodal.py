@@ -8,6 +8,7 @@ from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.idefics3.placeholders import Idefics3Placeholders
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED, Idefics3Tower
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ EDGE_TILES = 4
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_processor(metadata)
+    processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = Idefics3Tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, Idefics3Placeholders(tokenizer))
 

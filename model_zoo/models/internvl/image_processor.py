@@ -2,14 +2,15 @@
 the whole image."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.resize import Filter, Pixels, resized
-from model_zoo.images.tiling import Grid, cut, nearest_grid, with_whole
+from model_zoo.images.tiling import Grid, cut, most_tiles, nearest_grid, with_whole
 from runtime.vision.encoder import ImageOutline
 
 
@@ -49,6 +50,11 @@ class InternVLProcessor:
             whole = self.normalisation(resized(image, self.side, self.side, Filter.BICUBIC))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
         return pixels
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`."""
+        most = max(most_tiles(rows // self.tile_rows), self.min_tiles)
+        return replace(self, max_tiles=min(self.max_tiles, most))
 
     def _grid(self, height: int, width: int) -> Grid:
         least, most = self.min_tiles, self.max_tiles

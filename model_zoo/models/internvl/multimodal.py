@@ -15,6 +15,7 @@ from model_zoo.models.internvl.vision import (
     SHUFFLED,
     InternVLTower,
 )
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ TILES_LIMIT = 128
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_processor(metadata)
+    processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = InternVLTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, internvl_placeholders(tokenizer))
 

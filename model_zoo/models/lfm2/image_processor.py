@@ -1,7 +1,8 @@
 """Image processor of LFM2-VL: the whole image within a bounded area, after tiles of a large one."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from model_zoo.images.bounded_area import BoundedArea
 from model_zoo.images.normalise import STANDARD, Normalisation
 from model_zoo.images.resize import MAX_ASPECT, Filter, Pixels, check_aspect, resized
-from model_zoo.images.tiling import Grid, cut, grids, nearest_grid, patch_blocks
+from model_zoo.images.tiling import Grid, Size, cut, grids, nearest_grid, patch_blocks
 from runtime.vision.encoder import ImageOutline
 
 
@@ -40,9 +41,10 @@ class Lfm2Processor:
     row-major order, then those of the whole image.
 
     The merge * merge patches of one row of features are consecutive, and these groups are ordered
-    row by row. grid: height and width of the image, which determine its parts. tile: side in
-    pixels. An image is cut if it has more than `tolerance` times `max_rows` rows of features, but
-    not if `max_tiles` is 1. thumbnail: whether the whole image follows the tiles.
+    row by row. grid: height and width of the image, which determine its parts together with their
+    number of rows. tile: side in pixels. An image is cut if it has more than `tolerance` times
+    `max_rows` rows of features, but not if `max_tiles` is 1. thumbnail: whether the whole image
+    follows the tiles.
     """
 
     patch: int
@@ -88,6 +90,13 @@ class Lfm2Processor:
         tiles = nearest_grid(height, width, side=self.tile, least=least, most=most)
         return ImageParts(tiles, whole if self.thumbnail else (0, 0), self._edge)
 
+    def parts_of(self, size: Size, rows: int) -> ImageParts:
+        """The parts of a prepared image with so many rows, which may be for a shorter context. Of
+        equally many tiles there is only one grid."""
+        limits = *range(self.max_tiles, self.min_tiles - 1, -1), 1
+        made = (replace(self, max_tiles=most) for most in limits)
+        return next(parts for each in made if (parts := each.parts(*size)).rows == rows)
+
     def pixels(self, image: Pixels) -> Tensor:
         parts = self.parts(*image.shape[:2])
         made: list[Pixels] = []
@@ -100,6 +109,11 @@ class Lfm2Processor:
         return torch.cat(
             [patch_blocks(self.normalisation(p), patch=self.patch, block=self.merge) for p in made]
         )
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`."""
+        most = (rows - self._area.most * self.thumbnail) // self._edge**2
+        return replace(self, max_tiles=min(self.max_tiles, most) if most >= self.min_tiles else 1)
 
     def _is_cut(self, height: int, width: int) -> bool:
         """A side that rounds to nothing counts as one patch."""

@@ -8,6 +8,7 @@ from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_SIDE, VisionSiz
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.lfm2.placeholders import NAMED_SIDE, Lfm2Placeholders
 from model_zoo.models.lfm2.vision import EPS, MERGED, Lfm2Tower
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ FILTERS = {each.name.lower(): each for each in Filter}
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_processor(metadata)
+    processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = Lfm2Tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, Lfm2Placeholders(tokenizer, processor))
 

@@ -43,7 +43,7 @@ class Lfm2Placeholders:
         }
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        parts = self._processor.parts(*image.grid)
+        parts = self._processor.parts_of(image.grid, image.rows)
         length = parts.tile_edge**2
         pieces: list[Piece] = []
         for index, cell in enumerate(_cells(parts.tiles)):

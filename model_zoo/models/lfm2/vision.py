@@ -56,7 +56,8 @@ class Lfm2Tower:
         )
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        images, parts = len(pixels), self._processor.parts(*grid)
+        images, rows = len(pixels), pixels.shape[1] // self._processor.merge**2
+        parts = self._processor.parts_of(grid, rows)
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         x.view(*pixels.shape[:2], -1).add_(self._positions(parts))
         batch = ImageBatch(images, self._spans(parts), pause=pause)

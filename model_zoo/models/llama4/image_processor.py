@@ -1,14 +1,15 @@
 """Image processor of Llama 4: tiles of the best canvas, and the whole image as one more tile."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
 from model_zoo.images.resize import Filter, Pixels, resized
-from model_zoo.images.tiling import best_grid, cut, fitting, on_canvas, with_whole
+from model_zoo.images.tiling import best_grid, cut, fitting, most_tiles, on_canvas, with_whole
 from runtime.vision.encoder import ImageOutline
 
 
@@ -49,3 +50,7 @@ class Llama4Processor:
             whole = self.normalisation(resized(image, self.side, self.side, Filter.BILINEAR))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
         return pixels
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`."""
+        return replace(self, max_tiles=min(self.max_tiles, most_tiles(rows // self.tile_rows)))

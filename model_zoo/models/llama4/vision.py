@@ -5,6 +5,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -13,15 +14,13 @@ from model_zoo.layers.vision.names import LayerNames, first_table, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
-from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
+from model_zoo.layers.vision.vision_sizes import MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, SIDE = 1e-5, 336
 # The side of the squares of patches that become one row.
 SHUFFLED = 2
-# Tiles of an image, including the whole image.
-MOST_TILES = 16 + 1
 CLASS = ("class_embd", "class_embd.weight", "class_embedding", "class_embedding.weight")
 PLACES = ("position_embd.weight", "positional_embedding_vlm", "positional_embedding_vlm.weight")
 LAYER = LayerNames(
@@ -39,10 +38,10 @@ class Llama4Tower:
     Rows of features are those of the tiles, in order.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        self._sizes = sizes = _sizes(metadata)
-        self._device, self._dtype, side = w.device, w.dtype, sizes.side(SIDE)
-        self._across = across = side // sizes.patch
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        self._sizes = sizes = read_sizes(metadata)
+        self._device, self._dtype = w.device, w.dtype
+        self._across = across = sizes.side(SIDE) // sizes.patch
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd", "patch_embedding")
         self._class = first_table(v, *CLASS, shape=(sizes.hidden,)).to(w.dtype)
@@ -56,13 +55,12 @@ class Llama4Tower:
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LAYER, gelu_erf) for i in range(sizes.layers)
         ]
-        self._adapter = VisionAdapter(w, sizes, _shuffled(metadata, across))
-        rows = MOST_TILES * self._adapter.rows(across)
-        largest = ImageOutline((MOST_TILES, CHANNELS, side, side), (1, MOST_TILES - 1), rows)
-        self.limits = ImageLimits(rows, largest, self._adapter.width, w.dtype)
+        self._adapter = VisionAdapter(w, sizes, read_shuffled(metadata, across))
+        self._tiles = -(-images.most_rows // self._adapter.rows(across))
+        self.limits = ImageLimits(images.most_rows, images.largest, self._adapter.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
-        sizes, rows = self._sizes, images * MOST_TILES * len(self._places)
+        sizes, rows = self._sizes, images * self._tiles * len(self._places)
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         projected = images * self.limits.rows * self._adapter.row_elements
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
@@ -105,7 +103,7 @@ class VisionAdapter:
         return self._last(gelu_erf(self._second(gelu_erf(self._first(merged)))))
 
 
-def _sizes(metadata: Metadata) -> VisionSizes:
+def read_sizes(metadata: Metadata) -> VisionSizes:
     """The sizes; the flavours of files state the norms' eps under different keys."""
     if metadata.architecture == "clip":
         return VisionSizes.read(metadata, eps=EPS)
@@ -124,7 +122,7 @@ def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
     return rotary(torch.cat([right + 1, still]), torch.cat([down + 1, still])).to(w.device)
 
 
-def _shuffled(metadata: Metadata, across: int) -> int:
+def read_shuffled(metadata: Metadata, across: int) -> int:
     """The side of the squares of patches that become one row."""
     if metadata.architecture == "clip":
         return read_shuffle(metadata, across, SHUFFLED)

@@ -3,17 +3,20 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.placeholders import llava_placeholders, moondream_placeholders
 from model_zoo.models.llava.vision import (
     ASPECT_KEY,
+    EPS,
     MIDDLE,
     PADDED,
     LlavaTower,
     is_moondream,
 )
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -36,14 +39,20 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = llava_next.LlavaNextTower(w, metadata)
-    processor = LlavaNextProcessor(
-        tower.limits.largest.shape[-1],
-        tower.across,
-        tower.canvases,
+    processor = scaled_to_context(read_next_processor(metadata), w.context_tokens)
+    tower = llava_next.LlavaNextTower(w, metadata, processor)
+    return MultimodalSpec(tower, processor, llava_placeholders(tokenizer))
+
+
+def read_next_processor(metadata: Metadata) -> LlavaNextProcessor:
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    side = sizes.side()
+    return LlavaNextProcessor(
+        side,
+        side // sizes.patch,
+        llava_next.read_canvases(metadata, side),
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return MultimodalSpec(tower, processor, llava_placeholders(tokenizer))
 
 
 def _fit(metadata: Metadata) -> Fit:

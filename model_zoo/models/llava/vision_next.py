@@ -1,17 +1,15 @@
 """LLaVA 1.6's and Granite Vision's model: the whole image and tiles of it, without padding."""
 
-from math import prod
-
 import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.tiling import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
-from model_zoo.layers.vision.vision_sizes import CHANNELS
+from model_zoo.images.tiling import Size, best_canvas, canvas_grid, unpadded
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedVit
 from runtime.errors import UnsupportedModelError
-from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 CANVASES_KEY, MERGE_KEY = "vision.image_grid_pinpoints", "vision.mm_patch_merge_type"
 TILED, MERGED = "anyres", "spatial_unpad"
@@ -23,34 +21,24 @@ class LlavaNextTower:
     height and width of the original image.
 
     Features: those of the whole image, then those of the canvas without padding, line by line, each
-    line followed by one learned row.
+    line followed by one learned row. images: the processor of its images.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: LlavaNextProcessor) -> None:
         self._projected = projected = ProjectedVit(w, metadata)
-        self.canvases = read_canvases(metadata, projected.side)
+        self.images = images
         self._line_end = w.table("model.image_newline", shape=(projected.width,)).to(w.dtype)
-        # A canvas with fewer tiles may have more rows: each line of features has one row more.
-        canvas = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
-        shape = (1 + prod(self._grid(canvas)), CHANNELS, projected.side, projected.side)
-        largest = ImageOutline(shape, canvas, self._rows(canvas))
-        rows = max(self._rows(canvas) for canvas in self.canvases)
-        self.limits = ImageLimits(rows, largest, projected.width, w.dtype)
-
-    @property
-    def across(self) -> int:
-        """Rows of features along a side of a tile."""
-        return self._projected.across
+        self.limits = ImageLimits(images.most_rows, images.largest, projected.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
-        squares = images * self.limits.largest.shape[0]
-        ordered = squares * self.across**2 + 2 * images * self.limits.rows
+        squares = images * self.images.most_squares
+        ordered = squares * self._projected.across**2 + 2 * images * self.limits.rows
         return 4 * ordered * self.limits.width + self._projected.nbytes(squares)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        images, across, width = len(pixels), self.across, self.limits.width
+        images, across, width = len(pixels), self._projected.across, self.limits.width
         squares = self._projected(pixels.flatten(0, 1), pause).view(images, -1, across**2, width)
-        down, right = self._grid(best_canvas(*grid, self.canvases))
+        down, right = canvas_grid(best_canvas(*grid, self.images.canvases), self.images.side)
         tiles = squares[:, 1:].view(images, down, right, across, across, width)
         canvas = tiles.transpose(2, 3).reshape(images, down * across, right * across, width)
         lines = self._image_on(canvas, grid)
@@ -63,13 +51,6 @@ class LlavaNextTower:
         lines, columns = unpadded(*size, full)
         top, left = (full[0] - lines) // 2, (full[1] - columns) // 2
         return canvas[:, top : top + lines, left : left + columns]
-
-    def _grid(self, canvas: Size) -> Grid:
-        return canvas_grid(canvas, self._projected.side)
-
-    def _rows(self, canvas: Size) -> int:
-        """The number of rows of an image that fills the canvas."""
-        return canvas_rows(canvas, self._grid(canvas), self.across)
 
 
 def has_tiles(metadata: Metadata) -> bool:

@@ -9,6 +9,7 @@ from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.minicpmv.placeholders import MiniCPMVPlaceholders, minicpmv46_placeholders
 from model_zoo.models.minicpmv.vision import EPS, MiniCPMVTower
 from model_zoo.models.minicpmv.vision_v4_6 import SQUARE, MiniCPMV46Tower
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import projector_type, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     if projector_type(metadata) == MERGED:
         return _build_merged(w, metadata, tokenizer)
     version = _version(metadata)
-    processor = read_processor(w, metadata)
+    processor = scaled_to_context(read_processor(w, metadata), w.context_tokens)
     tower = MiniCPMVTower(w, metadata, processor)
     enclosed = version == FIRST
     placeholders = MiniCPMVPlaceholders(tokenizer, processor, enclosed=enclosed)
@@ -31,7 +32,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def _build_merged(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_merged_processor(metadata)
+    processor = scaled_to_context(read_merged_processor(metadata), w.context_tokens)
     tower = MiniCPMV46Tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, minicpmv46_placeholders(tokenizer, processor))
 

@@ -271,7 +271,7 @@ def test_llava_next_with_impossible_canvases_is_refused(tmp_path, sides) -> None
 
 def test_llava_next_files_state_canvases_in_the_order_of_the_checkpoint(tmp_path) -> None:
     pair = TOWERS["llava_next"].write(tmp_path, canvases=[(1, 2), (3, 1)])
-    assert pair.tower.canvases == ((SIDE, 2 * SIDE), (3 * SIDE, SIDE))
+    assert pair.tower.images.canvases == ((SIDE, 2 * SIDE), (3 * SIDE, SIDE))
     newline = torch.from_numpy(matrices(pair.path)["model.image_newline"].copy())
     assert torch.equal(newline, pair.twin.model.image_newline)
 

@@ -216,29 +216,58 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
 
 
 @pytest.mark.parametrize(
-    ("family", "flavour"),
+    ("family", "flavour", "context"),
     [
-        ("glm4v", "llama.cpp"),
-        ("hunyuan_vl", "llama.cpp"),
-        ("kimivl", "llama.cpp"),
-        ("mistral3", "ollama"),
-        ("paddleocr", "llama.cpp"),
-        ("qwen25vl", "ollama"),
-        ("qwen3vl", "ollama"),
+        ("glm4v", "llama.cpp", 16),
+        ("hunyuan_vl", "llama.cpp", 16),
+        ("idefics3", "llama.cpp", 16),
+        ("internvl", "llama.cpp", 16),
+        ("kimivl", "llama.cpp", 16),
+        ("lfm2", "llama.cpp", 16),
+        ("llama4", "ollama", 16),
+        ("llava_next", "llama.cpp", 64),
+        ("minicpmv", "llama.cpp", 16),
+        ("mistral3", "ollama", 16),
+        ("paddleocr", "llama.cpp", 16),
+        ("qwen25vl", "ollama", 16),
+        ("qwen3vl", "ollama", 16),
     ],
 )
-def test_images_are_scaled_down_to_the_context_that_is_served(made, family, flavour) -> None:
+def test_images_are_scaled_down_to_the_context_that_is_served(
+    made, family, flavour, context
+) -> None:
     """Also if the text model supports less than is requested."""
     large = made.load(family, flavour, {}, META)
     photo = large.vision.processor.outline(300, 400).rows
-    small = made.load(family, flavour, {}, META, context_tokens=16).vision
-    assert small.processor.outline(300, 400).rows <= 12 < photo
+    small = made.load(family, flavour, {}, META, context_tokens=context).vision
+    assert small.processor.outline(300, 400).rows <= context - context // 4 < photo
     assert small.tower.limits.rows == small.processor.most_rows < large.tower.limits.rows
     most = large.decoder.context_length
     assert (
         made.load(family, flavour, {}, META, 2 * most).vision.processor
         == made.load(family, flavour, {}, META, most).vision.processor
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "context"),
+    [("idefics3", 16), ("internvl", 16), ("lfm2", 32), ("llava_next", 64), ("minicpmv", 16)],
+)
+def test_an_encoder_for_a_longer_context_encodes_images_of_a_shorter_one(
+    made, family, context
+) -> None:
+    """As in a pool that models with several contexts share."""
+    flavour = VISION_MODELS[family].flavours[0]
+    small = made.load(family, flavour, {}, context_tokens=context)
+    large = made.load(family, flavour, {})
+    outline = small.vision.processor.outline(300, 400)
+    assert outline.rows < large.vision.processor.outline(300, 400).rows
+    pixels = torch.rand(1, *outline.shape)
+    with torch.inference_mode():
+        own, pooled = (each.tower.encode(pixels, outline.grid) for each in (small, large))
+    assert own.shape[1] == outline.rows and torch.equal(own, pooled)
+    pieces = [list(each.vision.placeholders.pieces(outline)) for each in (small, large)]
+    assert pieces[0] == pieces[1]
 
 
 def test_a_start_on_a_cpu_encodes_a_small_image_whatever_the_file_allows(made) -> None:

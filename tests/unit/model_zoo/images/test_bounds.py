@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import isqrt, prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.images.normalise import CLIP
@@ -90,6 +90,14 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "qwen": qwen(),
     "square": st.builds(Gemma3Processor, SIDES, ROWS),
 }
+# Bounds of new slices are searched for, so two kinds are enough.
+SLICING = (
+    MiniCPMVProcessor(Slicing(56, 14, 3), 14, 5),
+    MiniCPMVProcessor(Slicing(64, 16, 3), 4, None),
+)
+UNSCALED = {"clip", "gemma4", "mllama", "square"}
+SCALABLE = {name: each for name, each in PROCESSORS.items() if name not in UNSCALED}
+SCALABLE["minicpmv"] = st.sampled_from(SLICING)
 LENGTHS = st.one_of(st.integers(1, 40), st.integers(1, 1000), st.integers(1, 1 << 20))
 IMAGES = st.one_of(
     st.tuples(LENGTHS, LENGTHS),
@@ -101,7 +109,19 @@ IMAGES = st.one_of(
 @pytest.mark.parametrize("name", PROCESSORS)
 @given(data=st.data())
 def test_no_image_has_more_rows_or_pixels_than_memory_is_planned_for(name, data) -> None:
-    processor = data.draw(PROCESSORS[name])
+    check_bounds(data.draw(PROCESSORS[name]), data)
+
+
+@pytest.mark.parametrize("name", SCALABLE)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_these_bounds_hold_also_for_images_that_are_scaled_to_a_context(name, data) -> None:
+    processor = data.draw(SCALABLE[name])
+    rows = data.draw(st.integers(1, 2 * processor.most_rows))
+    check_bounds(processor.within(rows), data)
+
+
+def check_bounds(processor: ImageProcessor, data: st.DataObject) -> None:
     largest, most = processor.largest, processor.most_rows
     assert 1 <= largest.rows <= most
     for height, width in data.draw(st.lists(IMAGES, min_size=1, max_size=20)):
