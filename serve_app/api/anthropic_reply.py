@@ -22,6 +22,10 @@ _ERROR_TYPES = {
 _INVALID_REQUEST = frozenset({400, 405, 408, 415})
 # Clients send thinking back only if it has a signature. Nothing is signed here.
 _SIGNATURE = "unsigned"
+# By these details of a refused `thread`, tool runners recognise that they must send the whole
+# conversation in each request.
+THREAD = "thread"
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
 # A block's type -> the type of its deltas, and the field that holds its value in blocks and deltas.
 _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
@@ -159,9 +163,12 @@ class MessageEncoder:
 def error_body(refusal: Refusal) -> dict[str, Any]:
     kind = "invalid_request_error" if refusal.status in _INVALID_REQUEST else "api_error"
     kind = _ERROR_TYPES.get(refusal.status, kind)
+    error: dict[str, Any] = {"type": kind, "message": refusal.compatible_message}
+    if refusal.field == THREAD:
+        error["details"] = _NO_THREADS
     return {
         "type": "error",
-        "error": {"type": kind, "message": refusal.compatible_message},
+        "error": error,
         "request_id": f"req_{secrets.token_hex(_ID_BYTES)}",
     }
 

@@ -18,6 +18,7 @@ from runtime.errors import RequestError
 from serve_app.api.bodies import BodyLimits, BodyReceiver, in_time
 from serve_app.api.json_values import decoded_json
 from serve_app.api.large_bodies import LargeBodies
+from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, clamped, read_options
 from serve_app.config.wrong_types import REQUIRED_TYPES
@@ -164,7 +165,7 @@ class BodyReader:
                 continue
             value = getattr(body, name)
             if neutral is not None and _refused(value, neutral):
-                raise RequestError(f'field "{place}{name}" is not served yet')
+                raise UnservedFieldError(f"{place}{name}")
             if known is not None:
                 self._check_objects(value, known, f"{place}{name}")
             elif isinstance(value, BaseModel):

@@ -46,6 +46,14 @@ class ForbiddenError(RequestError):
     """The server's configuration or the client's key does not permit the request."""
 
 
+class UnservedFieldError(RequestError):
+    """The request has a field that would change the response and is not served."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f'field "{field}" is not served yet')
+        self.field = field
+
+
 class ResponseNotFoundError(RequestError):
     """The tenant has no stored response with the requested id."""
 
@@ -59,7 +67,8 @@ class Refusal:
     """A status, a message for the client, and the seconds after which a retry makes sense.
 
     `closes`: the connection is closed after the response. `kind` and `code`: the
-    `type` and `code` of OpenAI's error body, where the status does not determine them.
+    `type` and `code` of OpenAI's error body, where the status does not determine them. `field`: the
+    field that is not served, if the request has one.
     """
 
     status: int
@@ -68,6 +77,7 @@ class Refusal:
     kind: str | None = None
     code: str | None = None
     closes: bool = False
+    field: str | None = None
 
     @property
     def compatible_message(self) -> str:
@@ -103,6 +113,8 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(403, str(error))
         case ResponseNotFoundError():
             return Refusal(404, str(error), kind="invalid_request_error")
+        case UnservedFieldError(field=field):
+            return Refusal(400, str(error), field=field)
         case PreviousResponseError():
             return Refusal(400, str(error), code="previous_response_not_found")
         case PromptTooLongError():

@@ -5,9 +5,13 @@ from typing import Any
 import anthropic
 import pytest
 
+from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
+from serve_app.gateway.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client
+
+TAGS = ReplyOpening(format_of("tools <tool_call>"))
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -43,3 +47,25 @@ async def test_tools_that_a_search_has_found_are_named_in_its_result():
     turns = [{"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
     task = await task_of(messages=[*USER, *turns], access={"strict_fields": True})
     assert task.prompt.messages[-1].text == "Found:\nweather\ntime\n"
+
+
+async def test_a_tool_runner_sends_whole_conversations_where_threads_are_not_served():
+    """It asks for a thread, which holds the conversation, in its first request."""
+    replica = PretendReplica(('<tool_call>{"name": "weather", "arguments": {}}</tool_call>',), TAGS)
+
+    @anthropic.beta_async_tool
+    async def weather() -> str:
+        """The weather."""
+        replica.words = ("It is sunny.",)
+        return "sunny"
+
+    async with anthropic_client(replica) as client:
+        given = asked(tools=[weather])
+        reply = await client.beta.messages.tool_runner(**given).until_done()
+        assert reply.content[0].text == "It is sunny."
+        with pytest.raises(anthropic.BadRequestError, match='"thread" is not served') as refused:
+            thread = {"type": "continue", "previous_message_id": "msg_1"}
+            await client.beta.messages.create(**given | {"tools": [], "thread": thread})
+    assert refused.value.body["error"]["details"]["unsupported"] == ["thread"]
+    roles = [message.role for message in replica.tasks[-1].prompt.messages]
+    assert roles == ["user", "assistant", "tool"]
