@@ -18,7 +18,7 @@ from model_zoo.chat.messages import (
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.shown_texts import refuse_unshown
-from model_zoo.chat.template_choice import template_of
+from model_zoo.chat.template_choice import TOOL_USE, template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables
 from model_zoo.gguf.header import MetadataValue
@@ -110,7 +110,8 @@ class ChatModel:
     the file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first:
     the tokens of infill prompts are in the order text after, text before, answer. ranking: the head
     of a reranker. pairs: how it reads a query and a text. embedding_head: None if pooled states are
-    the vectors of texts.
+    the vectors of texts. for_tools: whether the file has a template for tools, even one that is not
+    used.
     """
 
     decoder: DecoderModel
@@ -123,6 +124,7 @@ class ChatModel:
     ranking: RankingHead | None = None
     pairs: PairFormat | None = None
     embedding_head: EmbeddingHead | None = None
+    for_tools: bool = False
 
     @property
     def reply_format(self) -> ReplyFormat:
@@ -133,6 +135,12 @@ class ChatModel:
         return format_of(template.source, template.supports_tools)
 
     @property
+    def calls_tools(self) -> bool:
+        """Whether the model was trained to call tools, as far as its templates tell. Others get
+        tools as text, too, and may write calls or not."""
+        return self.reply_format.tools or self.for_tools
+
+    @property
     def markup(self) -> dict[int, bytes]:
         """The control tokens that are part of the text of replies, with their bytes."""
         control = self.tokenizer.vocabulary.control
@@ -141,7 +149,7 @@ class ChatModel:
 
     @property
     def _tool_template(self) -> ChatTemplate | None:
-        return self.variants.get("tool_use", self.template)
+        return self.variants.get(TOOL_USE, self.template)
 
     @property
     def tower(self) -> VisionTower | None:
@@ -154,7 +162,7 @@ class ChatModel:
         it does not compile or cannot be converted. `most`: upper limits of each rendering."""
         told = replace(self.description, chat_template=source, template_source=origin)
         template = template_of(as_jinja(source), self.tokenizer, most=most)
-        return replace(self, template=template, variants={}, description=told)
+        return replace(self, template=template, variants={}, for_tools=False, description=told)
 
     def prepare(
         self,
@@ -235,7 +243,7 @@ class ChatModel:
                 "The model has no chat template (`tokenizer.chat_template`); send raw text to "
                 "complete instead."
             )
-        return self.variants.get("tool_use", self.template) if tools else self.template
+        return self.variants.get(TOOL_USE, self.template) if tools else self.template
 
     def prepare_text(
         self,

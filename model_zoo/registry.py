@@ -131,6 +131,7 @@ def load(
         ranking=parts.ranking,
         pairs=pairs,
         embedding_head=parts.embedding_head,
+        for_tools=chosen is not None and chosen.for_tools,
     )
 
 

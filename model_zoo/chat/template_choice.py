@@ -14,6 +14,7 @@ from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
 
 MAX_NAMED = 8  # each named template needs a process
+TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 _KEY, _NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _CONTENT = "{{ message['content'] | trim }}"
 _SYSTEM_IN_FIRST_TURN = (
@@ -100,11 +101,13 @@ _BY_TOKENS: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
     """`origin`: where the template comes from; `alternatives`: the file's named templates, except
-    those with which the model never answers in text."""
+    those with which the model never answers in text; `for_tools`: whether the file has a template
+    for tools, even one that is not an alternative."""
 
     template: ChatTemplate
     origin: str
     alternatives: Mapping[str, ChatTemplate]
+    for_tools: bool
 
 
 def expect_template(metadata: Mapping[str, Any]) -> None:
@@ -133,7 +136,9 @@ def choose_template(
     alternatives = {
         name: template_of(text, tokenizer) for name, text in named.items() if has_answers(text)
     }
-    return ChosenTemplate(template_of(source, tokenizer), origin, alternatives)
+    return ChosenTemplate(
+        template_of(source, tokenizer), origin, alternatives, for_tools=TOOL_USE in named
+    )
 
 
 def _named_sources(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -81,13 +81,14 @@ def capabilities_of(
     embeds, ranks = encodes or pooling != NONE, pooling == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
+    for_tools = own is None and metadata.has("tokenizer.chat_template.tool_use")
     replies = format_of(own or (named if has_answers(named) else template))
     infill = any(metadata.has(f"tokenizer.ggml.{key}") for key in INFILL_KEYS)
     inserts = infill or (own is not None and ".Suffix" in (own_template or ""))
     found: dict[str, Any] = {
         "completion": not embeds,
         "vision": has_projector or metadata.has("vision.block_count"),
-        "tools": not embeds and replies.tools,
+        "tools": not embeds and (replies.tools or for_tools),
         "insert": not embeds and inserts,
         "thinking": not embeds and replies.thinks,
         "embedding": embeds and not ranks,

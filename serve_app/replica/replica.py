@@ -409,7 +409,7 @@ def _capabilities(model: ChatModel) -> tuple[str, ...]:
     holds = {
         "completion": completes,
         "vision": model.tower is not None,
-        "tools": chats and model.reply_format.tools,
+        "tools": chats and model.calls_tools,
         "insert": completes and model.inserts,
         "thinking": chats and model.reply_format.thinks,
         "embedding": not ranks and (model.description.pooling is not None or not completes),

@@ -138,18 +138,19 @@ def test_options_that_a_file_recommends_are_below_those_of_its_model(store, tmp_
         assert (served.options, served.brings_options) == (known, source != str(path))
 
 
-@pytest.mark.parametrize(("for_tools", "listed"), [("{{ tools }}", True), (COMMAND_R, False)])
-def test_a_file_is_listed_with_tools_if_the_template_for_them_is_used(
-    for_tools: str, listed: bool, tmp_path
-) -> None:
+@pytest.mark.parametrize("for_tools", ["{{ tools }}", COMMAND_R])
+def test_a_file_with_a_template_for_tools_has_the_capability(for_tools: str, tmp_path) -> None:
+    """Even if that is not used and the model gets tools as text, as Command-R does."""
     keys = {
         "tokenizer.chat_template": "{{ messages }}",
         "tokenizer.chat_templates": ["tool_use"],
         "tokenizer.chat_template.tool_use": for_tools,
     }
     path = rewrite(DEMO_MODEL, tmp_path / "named.gguf", keys=keys)
-    found = listed_model(settings(source=str(path)), os.environ)
-    assert found is not None and ("tools" in found.capabilities) is listed
+    stated = settings(source=str(path), context_tokens=64)
+    listed = listed_model(stated, os.environ)
+    assert listed is not None and "tools" in listed.capabilities
+    assert "tools" in loaded_capabilities(stated)
 
 
 def test_a_pulled_go_template_is_used_and_listed() -> None:
