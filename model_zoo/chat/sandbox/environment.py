@@ -7,6 +7,7 @@ sandbox so that templates cannot reach Python's internals, and through them data
 import json
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from types import GeneratorType
 from typing import Any
 
 from jinja2 import TemplateError, Undefined, nodes
@@ -120,7 +121,16 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """The results of the filters `map`, `select` and `reject` as lists, which they are in
+    llama.cpp; `transformers` refuses them."""
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> None:

@@ -292,6 +292,15 @@ def test_templates_may_change_lists_that_they_write_but_not_those_of_messages() 
             ChatTemplate("{% set x = [] %}{{ " + refused + " }}").render([ASK])
 
 
+def test_filtered_lists_are_written_as_json() -> None:
+    """As llama.cpp's template for DeepSeek R1 writes the functions of tools."""
+    source = "{{ tools | map(attribute='function') | tojson }}{{ [1, 2] | select('odd') | tojson }}"
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert ChatTemplate(source).render([ASK], tools=tools) == '[{"name": "add"}][1]'
+    with pytest.raises(RequestError, match="not JSON serializable"):
+        ChatTemplate("{{ raise_exception | tojson }}").render([ASK])
+
+
 def test_loop_controls_and_generation_blocks_are_understood() -> None:
     source = (
         "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}"

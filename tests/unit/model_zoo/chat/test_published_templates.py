@@ -21,7 +21,6 @@ WITHOUT_CALLS = {
     "google-gemma-2-2b-it": "renders no calls",
     "llama-cpp-rwkv-world": "renders no calls",
     "microsoft-Phi-3.5-mini-instruct": "renders no calls",
-    "llama-cpp-deepseek-r1": "fails",
     "MiniMax-M3": "has a format of a family that is not served",
     "CohereForAI-c4ai-command-r-plus-tool_use": "renders instructions after the last turn",
     **dict.fromkeys(
