@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from torch import Tensor
 from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedConfig
 
-from model_zoo.images.tiling import best_canvas
 from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import vision as glm4v
@@ -84,8 +83,7 @@ def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
 
 def next_tiles(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
     """The whole image of that size and its tiles."""
-    high, wide = best_canvas(*size, pair.tower.images.canvases)
-    return random_pixels(images, 1 + high * wide // SIDE**2, 3, SIDE, SIDE)
+    return random_pixels(images, *pair.tower.images.outline(*size).shape)
 
 
 def gemma4_image(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
