@@ -56,21 +56,30 @@ class CallsPlace(Enum):
     METADATA = "`metadata` of a turn"
 
 
+class ThinkingPlace(Enum):
+    """Where a template reads the thinking of an assistant's turn."""
+
+    FIELDS = "fields of the turn"
+    PARTS = "a part of the content"
+    # Of Apertus, in which all turns of the assistant must have blocks if one has.
+    BLOCKS = "a block of the content"
+
+
 @dataclass(frozen=True, slots=True)
 class MessageForm:
     """The form of messages and tools that a template reads.
 
     `parts`: a text must be a list of one part. `arguments_as_json`: a call's arguments must be JSON
     text instead of an object. `calls_alone`: calls are rendered only in turns whose content is
-    None. `thinking_parts`: thinking must be a part of the content. `tools`, `calls`: where they
-    must be; None if the template shows none. `results`: the role of tools' results; None if the
+    None. `thinking`: where it must be. `tools`, `calls`: where they must be; None if the template
+    shows none. `results`: the role of tools' results; None if the
     template shows no turn of theirs.
     """
 
     parts: bool = False
     arguments_as_json: bool = False
     calls_alone: bool = False
-    thinking_parts: bool = False
+    thinking: ThinkingPlace = ThinkingPlace.FIELDS
     tools: ToolsPlace | None = ToolsPlace.VARIABLE
     calls: CallsPlace | None = CallsPlace.TOOL_CALLS
     results: str | None = "tool"
@@ -80,8 +89,11 @@ class MessageForm:
 
         A message with calls becomes several if the template needs `calls_alone` or `METADATA`.
         """
+        thinking = message.thinking
+        if self.thinking is ThinkingPlace.BLOCKS and message.role == "assistant":
+            thinking = thinking or ""
         values: Values = {"role": self.role(message.role)}
-        values |= self.said(self.content(message.content), message.thinking)
+        values |= self.said(self.content(message.content), thinking)
         if message.tool_call_id is not None:
             values["tool_call_id"] = message.tool_call_id
         name = message.name if message.tool_name is None else message.tool_name
@@ -95,8 +107,9 @@ class MessageForm:
         calls = [self.call(each.name, each.arguments, each.id) for each in message.tool_calls]
         if not self.calls_alone:
             return [values | {"tool_calls": calls}]
+        in_content = self.thinking is not ThinkingPlace.FIELDS
         alone = {"role": message.role, "content": None, "tool_calls": calls}
-        says = bool(message.content or (self.thinking_parts and message.thinking))
+        says = bool(message.content or (in_content and message.thinking))
         return [values, alone] if says else [values | alone]
 
     def role(self, role: str) -> str:
@@ -106,8 +119,11 @@ class MessageForm:
         """The fields of a turn with this content and thinking."""
         if thinking is None:
             return {"content": content}
-        if not self.thinking_parts:
+        if self.thinking is ThinkingPlace.FIELDS:
             return {"content": content, **dict.fromkeys(REASONING_KEYS, thinking)}
+        if self.thinking is ThinkingPlace.BLOCKS:
+            given = ("thoughts", thinking), ("response", content)
+            return {"content": {"blocks": [{"type": t, "text": text} for t, text in given if text]}}
         if not thinking:
             return {"content": content}
         texts = text_parts(content) if content and isinstance(content, str) else content or ()
@@ -178,9 +194,7 @@ def found_form(
     shown = (place for place in places if _shows_tools(render, replace(form, tools=place)))
     form = replace(form, tools=next(shown, None))
     form = _call_form(render, form, reads)
-    if reads("thinking") and reads("type") and _wants_thinking_parts(render, form):
-        return replace(form, thinking_parts=True)
-    return form
+    return replace(form, thinking=_thinking_place(render, form, reads))
 
 
 def _wants_parts(render: FormRender) -> bool:
@@ -228,20 +242,30 @@ def _call_form(render: FormRender, form: MessageForm, reads: Callable[..., bool]
     return replace(silent, results=None)
 
 
-def _wants_thinking_parts(render: FormRender, form: MessageForm) -> bool:
-    """Whether the template renders thinking only as a part of the content."""
+def _thinking_place(
+    render: FormRender, form: MessageForm, reads: Callable[..., bool]
+) -> ThinkingPlace:
+    """The first place from which the template renders thinking; fields if there is none."""
 
-    def shows(form: MessageForm) -> bool:
-        answer = {"role": "assistant", **form.said(form.content("Probe."), _THOUGHT)}
+    def shows(place: ThinkingPlace) -> bool:
+        placed = replace(form, thinking=place)
+        answer = {"role": "assistant", **placed.said(form.content("Probe."), _THOUGHT)}
         talks = [[_turn(form, "user", "Probe."), answer]]
         if form.calls is CallsPlace.TOOL_CALLS:
             content = None if form.calls_alone else form.content("")
-            talks.append(_calling(form, form.said(content, _THOUGHT)))
+            talks.append(_calling(form, placed.said(content, _THOUGHT)))
         texts = [_rendered(render, form, talk) for talk in talks]
         printed = re.compile(f"['\"]{re.escape(_THOUGHT)}['\"]")  # as a value
         return any(_THOUGHT in text and not printed.search(text) for text in texts)
 
-    return not shows(form) and shows(replace(form, thinking_parts=True))
+    places: list[ThinkingPlace] = []
+    if reads("thinking") and reads("type"):
+        places.append(ThinkingPlace.PARTS)
+    if reads("blocks") and reads("thoughts"):
+        places.append(ThinkingPlace.BLOCKS)
+    if not places or shows(ThinkingPlace.FIELDS):
+        return ThinkingPlace.FIELDS
+    return next(filter(shows, places), ThinkingPlace.FIELDS)
 
 
 def _turn(form: MessageForm, role: str, text: str) -> Values:

@@ -101,7 +101,6 @@ OWN = {
 }
 # Those that show no thinking beside calls, or another kind of it.
 WITHOUT_THOUGHTS = {
-    "Apertus-8B-Instruct",
     "Apriel-1.6-15b-Thinker-fixed",
     "HuggingFaceTB-SmolLM3-3B",
     "LFM2.5-Instruct",
@@ -143,6 +142,22 @@ def check(source: str) -> ChatModel:
 @pytest.mark.parametrize("name", OWN)
 def test_tools_calls_and_results_are_part_of_the_prompt(name: str) -> None:
     check(OWN[name])
+
+
+def test_thinking_is_a_block_where_the_template_reads_blocks() -> None:
+    """As Apertus' does, which refuses texts beside blocks."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% if m.role != 'assistant' %}{{ m.content }}{% else %}"
+        "{% for b in m.content.blocks %}{{ b.type if b.type == 'thoughts' }}:{{ b.text }};"
+        "{% endfor %}{% endif %}{% endfor %}"
+    )
+    thinking, plain = Message("assistant", "Four.", thinking="Hm."), Message("assistant", "Five.")
+    prompt = ChatTemplate(source).render([ASK, thinking, ASK, plain])
+    assert prompt.removeprefix(f"<user>{ASK.text}").split(f"<user>{ASK.text}") == [
+        "<assistant>thoughts:Hm.;:Four.;",
+        "<assistant>:Five.;",
+    ]
 
 
 @pytest.mark.parametrize("name", all_templates())
