@@ -39,7 +39,6 @@ from tests.families.tower_family import TowerFamily
 from tests.families.towers import FLAVOURS, TowerPair, random_pixels
 from tests.families.vision_configs import (
     GRANITE,
-    SIDE,
     SIGLIP,
     gemma3_config,
     gemma4_config,

@@ -7,7 +7,7 @@ import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
-from serve_app.gateway.tasks import ReplyOpening
+from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client
 
