@@ -6,7 +6,7 @@
 
 #include "curves.h"
 #include "spans.h"
-#include "team.h"
+#include "thread_team.h"
 
 #define CHANNELS 16 /* that one thread computes at once */
 
