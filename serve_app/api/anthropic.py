@@ -20,6 +20,7 @@ from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.output_forms import schema_format
+from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.reply import Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage, from_url
@@ -40,7 +41,7 @@ DISPLAYS = ("summarized", "omitted", "updates")
 # a hash of the request, so that no prompt would have a cached prefix.
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _BLOCKS = {
-    "user": ("text", "image", "tool_result"),
+    "user": ("text", "image", "document", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
@@ -50,12 +51,12 @@ _MARKED: dict[str, Any] = {
     **{name: {} for name in ("citations", "is_error", "caller", "toolset_name", "signature")},
     "transformations": {},
 }
+_SOURCE: dict[str, Any] = {name: {} for name in ("type", "media_type", "data", "url")}
+_PART: dict[str, Any] = {"type": {}, "text": {}, "source": _SOURCE, **_MARKED}
 _SHOWN: dict[str, Any] = {
-    "type": {},
-    "text": {},
-    "source": {name: {} for name in ("type", "media_type", "data", "url")},
-    "tool_name": {},
-    **_MARKED,
+    **_PART,
+    "source": {**_SOURCE, "content": _PART},
+    **{name: {} for name in ("title", "context", "tool_name")},
 }
 BLOCK: dict[str, Any] = {
     **_SHOWN,
@@ -313,9 +314,7 @@ def _user(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
         yield UnreadMessage.of(Message("tool", tool_call_id=identity), content)
     rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
     if rest or not results:
-        yield UnreadMessage.of(
-            Message("user"), joined([_part(each, block) for each, block in rest])
-        )
+        yield UnreadMessage.of(Message("user"), joined(_parts(rest)))
 
 
 def _assistant(place: str, blocks: list[Any]) -> UnreadMessage:
@@ -347,14 +346,59 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
 
 def _content(place: str, blocks: list[Any]) -> str | tuple[str | UnreadImage, ...]:
     """The texts and images of a tool result in order."""
+    placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
+    for each, block in placed:
+        check_type(each, block, ("text", "image", "document", "tool_reference"))
+    return joined(_parts(placed))
+
+
+def _parts(placed: list[tuple[str, Any]]) -> list[str | UnreadImage]:
+    """The texts and images of blocks; documents and references to tools have lines of their own."""
     parts: list[str | UnreadImage] = []
-    for index, block in enumerate(blocks):
-        check_type(f"{place}[{index}]", block, ("text", "image", "tool_reference"))
-        before = parts[-1] if parts else None
-        if block["type"] == "tool_reference" and isinstance(before, str) and before[-1:] != "\n":
-            parts.append("\n")
-        parts.append(_part(f"{place}[{index}]", block))
-    return joined(parts)
+    for place, block in placed:
+        if block["type"] in ("document", "tool_reference"):
+            _end_line(parts)
+        parts += _document(place, block) if block["type"] == "document" else [_part(place, block)]
+    return parts
+
+
+def _end_line(parts: list[str | UnreadImage]) -> None:
+    before = parts[-1] if parts else None
+    if isinstance(before, str) and before[-1:] != "\n":
+        parts.append("\n")
+
+
+def _document(place: str, block: dict[str, Any]) -> list[str | UnreadImage]:
+    """The title, the context and the content of a document, in tags as Anthropic's guides write
+    documents into prompts."""
+    if _cites(block.get("citations")):
+        raise UnservedFieldError(f"{place}.citations")
+    parts: list[str | UnreadImage] = ["<document>\n"]
+    for name in ("title", "context"):
+        if block.get(name):
+            parts.append(f"<{name}>{string(place, block, name)}</{name}>\n")
+    parts += _document_content(f"{place}.source", _source(place, block))
+    _end_line(parts)
+    return [*parts, "</document>\n"]
+
+
+def _document_content(place: str, source: dict[str, Any]) -> list[str | UnreadImage]:
+    match source.get("type"):
+        case "text":
+            return [string(place, source, "data")]
+        case "content":
+            blocks = _blocks(source.get("content") or "")
+            for index, block in enumerate(blocks):
+                check_type(f"{place}.content[{index}]", block, ("text", "image"))
+            return [_part(f"{place}.content[{i}]", block) for i, block in enumerate(blocks)]
+    raise RequestError(
+        f'field "{place}.type" is "{str(source.get("type"))[:80]}"; documents must be of type text '
+        "or content. PDF files are not served: send their text"
+    )
+
+
+def _cites(citations: Any) -> bool:
+    return isinstance(citations, dict) and citations.get("enabled") not in (None, False)
 
 
 def _texts(place: str, content: str | list[Any]) -> list[str]:
@@ -373,10 +417,7 @@ def _part(place: str, block: dict[str, Any]) -> str | UnreadImage:
         return string(place, block, "text")
     if block["type"] == "tool_reference":  # a tool that a search has found; "tools" declares it
         return f"{string(place, block, 'tool_name')}\n"
-    place = f"{place}.source"
-    source = block.get("source")
-    if not isinstance(source, dict):
-        raise RequestError(f'field "{place}" must be an object')
+    source, place = _source(place, block), f"{place}.source"
     match source.get("type"):
         case "base64":
             return UnreadImage(f"{place}.data", string(place, source, "data"))
@@ -388,6 +429,13 @@ def _part(place: str, block: dict[str, Any]) -> str | UnreadImage:
     )
 
 
+def _source(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise RequestError(f'field "{place}.source" must be an object')
+    return source
+
+
 def _blocks(content: Any) -> list[Any]:
     """The content blocks; a plain string stands for one text block."""
     if isinstance(content, str):
@@ -396,10 +444,16 @@ def _blocks(content: Any) -> list[Any]:
 
 
 def _image_bytes(block: Any) -> int:
-    """Size of the base64 data of an image, or of the images of a tool result."""
-    if isinstance(block, dict) and block.get("type") == "tool_result":
-        return sum(map(_data_bytes, _blocks(block.get("content") or "")))
-    return _data_bytes(block)
+    """Size of the base64 data of an image, or of the images of a tool result or a document."""
+    return sum(_data_bytes(each) for outer in _inner(block) for each in _inner(outer))
+
+
+def _inner(block: Any) -> list[Any]:
+    """The blocks of a tool result or a document; any other block itself."""
+    if not isinstance(block, dict) or block.get("type") not in ("tool_result", "document"):
+        return [block]
+    holder = block if block["type"] == "tool_result" else block.get("source")
+    return _blocks(holder.get("content") or "") if isinstance(holder, dict) else []
 
 
 def _data_bytes(block: Any) -> int:
