@@ -3,6 +3,9 @@
 import secrets
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
 from serve_app.api.json_lines import EVENTS, encoded
@@ -158,6 +161,12 @@ class MessageEncoder:
             "stop_sequence": None,
             "usage": _usage(usage),
         }
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request has the header that all of Anthropic's clients send; it tells the protocols
+    apart where they have the same path."""
+    return "anthropic-version" in Headers(scope=scope)
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:

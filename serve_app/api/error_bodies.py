@@ -1,4 +1,4 @@
-"""Error bodies in the format of the protocol that the request path belongs to."""
+"""Error bodies in the format of the protocol that the request belongs to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,14 +32,14 @@ _BODIES: tuple[tuple[str, ErrorBody], ...] = (
 )
 
 
-def error_response(path: str, refused: Refusal) -> Response:
-    body = _body_of(path)(refused)
+def error_response(scope: Scope, refused: Refusal) -> Response:
+    body = _body_of(scope)(refused)
     return JSONResponse(body, status_code=refused.status, headers=refused.headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Handles exceptions of endpoints that were raised before the response started."""
-    return error_response(route_path(request.scope), refusal(error))
+    return error_response(request.scope, refusal(error))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -48,7 +48,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """
     assert isinstance(error, HTTPException)
     headers = {"allow": ", ".join(_methods(request))} if error.status_code == 405 else error.headers
-    body = _body_of(route_path(request.scope))
+    body = _body_of(request.scope)
     if body is _native_body:
         return PlainTextResponse(error.detail, error.status_code, headers=headers)
     message = f"{error.detail}: {request.method} {request.url.path[:LONGEST_PATH]}"
@@ -64,8 +64,10 @@ def route_path(scope: Scope) -> str:
     return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
 
 
-def _body_of(path: str) -> ErrorBody:
-    path = f"{path}/"
+def _body_of(scope: Scope) -> ErrorBody:
+    path = f"{route_path(scope)}/"
+    if path.startswith("/v1/models/") and anthropic_reply.speaks_anthropic(scope):
+        return anthropic_reply.error_body
     return next((body for prefix, body in _BODIES if path.startswith(prefix)), _native_body)
 
 

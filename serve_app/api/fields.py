@@ -20,7 +20,7 @@ from serve_app.api.json_values import decoded_json
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.tenant import tenant_of
-from serve_app.config.options import Options, clamped, read_options
+from serve_app.config.options import Bounds, Options, clamped, number, read_options
 from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.logs import get_logger
 
@@ -29,6 +29,8 @@ MOST_LOGGED = 64
 LONGEST_NAME = 64
 # Maximum length of lists: messages of a request, parts of a message, and others.
 MAX_ITEMS = 2048
+# Of integers in addresses: more are out of every range, and long ones take long to read.
+MAX_DIGITS = 9
 # Parsing a body within both limits takes less than a millisecond. Larger ones are parsed in a
 # thread.
 INLINE_BYTES = 64 * 1024
@@ -198,6 +200,13 @@ class BodyReader:
                 log.info("unknown field ignored", field=logged)
                 if len(self._logged) == MOST_LOGGED:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
+
+
+def query_integer(name: str, text: str, bounds: Bounds) -> int:
+    """The value of a parameter of the address. Raises RequestError with its name if the text is no
+    integer within `bounds`."""
+    few_digits = text.isdecimal() and len(text) <= MAX_DIGITS
+    return int(number(name, int(text) if few_digits else text, bounds, noun="parameter"))
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

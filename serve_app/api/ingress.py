@@ -33,12 +33,12 @@ from serve_app.api.error_bodies import on_error, on_http_error
 from serve_app.api.fields import BodyReader
 from serve_app.api.keys import ApiKey
 from serve_app.api.limits import Limiter, Limits
+from serve_app.api.models import Models
 from serve_app.api.monitoring import Monitoring
 from serve_app.api.observing import ObserveRequests, Telemetry
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
-from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.openapi import encoded_document
@@ -257,7 +257,7 @@ def _management_guard(*, keyed: bool) -> list[Middleware]:
 def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> list[Route]:
     chat = OpenAIChat(backend, images, bodies)
     completions = OpenAICompletions(backend, bodies)
-    models = OpenAIModels(backend)
+    models = Models(backend)
     embeddings = Embeddings(backend, bodies)
     reranking = Reranking(backend, bodies)
     tokens = Tokenization(backend, images, bodies)

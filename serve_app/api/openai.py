@@ -1,4 +1,4 @@
-"""Shared by the OpenAI-compatible endpoints: common fields, frames, token usage, the model list."""
+"""Shared by the OpenAI-compatible endpoints: common fields, frames, token usage."""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +7,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models
 from serve_app.api.chat_task import chat_task
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
@@ -28,10 +25,7 @@ from serve_app.config.options import (
     sequence_breakers,
     stop_strings,
 )
-from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.messages.listing import ListedModel
-from serve_app.messages.model_card import ModelCard
 from serve_app.messages.tasks import Candidate, ChatDelta, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
@@ -361,33 +355,3 @@ def logprob_entry(logprob: TokenLogprob) -> dict[str, Any]:
 
 def event(value: dict[str, Any]) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAIModels:
-    """Answers /v1/models."""
-
-    backend: ChatBackend
-
-    async def list(self, request: Request) -> Response:
-        models = await self.backend.registry.listed(allowed_models(request))
-        return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
-
-    async def one(self, request: Request) -> Response:
-        """The model of the path; the list for `/v1/models/`."""
-        if not request.path_params["model"]:
-            return await self.list(request)
-        model = await self.backend.model(request.path_params["model"], allowed_models(request))
-        return JSONResponse(_entry(await self.backend.card(model)))
-
-
-def _entry(model: ListedModel | ModelCard) -> dict[str, Any]:
-    namespace = model.name.rsplit("/", 1)[0] if "/" in model.name else "library"
-    entry = {
-        "id": model.name,
-        "object": "model",
-        "created": int(model.modified_at),
-        "owned_by": namespace,
-    }
-    # vLLM's name, which clients read; it is not known of models that have not been loaded.
-    return {**entry, "max_model_len": model.context_tokens} if model.context_tokens else entry

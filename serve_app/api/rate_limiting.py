@@ -51,7 +51,7 @@ class LimitRequests:
             if state.log_due():
                 key = key_of(scope)  # without keys, the tenant is an address, which is not logged
                 log.info("limit reached", client=key and key.name, limit=reached.limit)
-            response = error_response(route_path(scope), _refusal(tenant, reached))
+            response = error_response(scope, _refusal(tenant, reached))
             await response(scope, receive, send)
             return
         try:

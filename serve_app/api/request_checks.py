@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.error_bodies import error_response, route_path
+from serve_app.api.error_bodies import error_response
 from serve_app.api.refusals import Refusal
 
 # Returns the reason to refuse the request of an HTTP scope, or None; may store facts in the scope.
@@ -23,6 +23,6 @@ class CheckRequests:
             for check in self._checks:
                 refused = check(scope)
                 if refused is not None:
-                    await error_response(route_path(scope), refused)(scope, receive, send)
+                    await error_response(scope, refused)(scope, receive, send)
                     return
         await self._app(scope, receive, send)

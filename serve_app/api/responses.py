@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from model_zoo.chat.messages import Message
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
-from serve_app.api.fields import MAX_ITEMS, BodyReader
+from serve_app.api.fields import MAX_ITEMS, BodyReader, query_integer
 from serve_app.api.openai import error_body, openai_task
 from serve_app.api.openai_chat import thinking_for
 from serve_app.api.reply import JSON, Reply, WholeEncoder, WholeReply
@@ -30,7 +30,7 @@ from serve_app.api.responses_input import (
 )
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.api.tenant import tenant_id
-from serve_app.config.options import Bounds, number
+from serve_app.config.options import Bounds
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask, Truncation
@@ -38,7 +38,6 @@ from serve_app.responses.response_store import StoredResponse
 
 LIST_LIMIT = Bounds(int, 1, 100)
 DEFAULT_LIST_LIMIT = 20
-MAX_LIMIT_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +173,7 @@ def _page(items: list[Item], query: dict[str, Any]) -> tuple[list[Item], bool]:
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise RequestError('parameter "order" must be asc or desc')
-    given = query.get("limit", str(DEFAULT_LIST_LIMIT))
-    few_digits = given.isdecimal() and len(given) <= MAX_LIMIT_DIGITS
-    limit = int(number("limit", int(given) if few_digits else given, LIST_LIMIT, noun="parameter"))
+    limit = query_integer("limit", query.get("limit", str(DEFAULT_LIST_LIMIT)), LIST_LIMIT)
     ordered = items if order == "asc" else items[::-1]
     if after is not None:
         ids = [item["id"] for item in ordered]
