@@ -26,3 +26,9 @@ def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:
     last = _LAST.get(metadata.architecture)
     ranks = last is not None and has(last)
     return metadata.get("pooling_type", int, RANK if ranks else NONE)
+
+
+def keeps_token_vectors(metadata: Metadata, has: Callable[[str], bool]) -> bool:
+    """Whether the model computes a vector for each token, as ColBERT does: it has a matrix for
+    states (`dense_2`; Ollama's name is `dense.0`), but no pooling. `has`: as in `pooling_type`."""
+    return (has("dense_2") or has("dense.0")) and pooling_type(metadata, has) == NONE

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.pooling_types import NONE, pooling_type
+from model_zoo.gguf.pooling_types import keeps_token_vectors
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 from runtime.errors import UnsupportedModelError
@@ -31,7 +31,7 @@ class EmbeddingHead:
         first = w.linear("dense_2", alt="dense.0", shape=(None, hidden), optional=True)
         if first is None:
             return None
-        if pooling_type(metadata, w.has) == NONE:
+        if keeps_token_vectors(metadata, w.has):
             raise UnsupportedModelError(
                 f"{metadata.path}: has a matrix for states, but no pooling "
                 f"(`{metadata.full_key('pooling_type')}`); models with a vector for each token are "

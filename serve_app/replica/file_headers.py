@@ -9,7 +9,7 @@ from model_zoo.chat.template_language import as_jinja
 from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.model_headers import ModelHeaders
-from model_zoo.gguf.pooling_types import NONE, RANK, pooling_type
+from model_zoo.gguf.pooling_types import NONE, RANK, keeps_token_vectors, pooling_type
 from model_zoo.store.store import StoredModel
 from model_zoo.tokenizers.infill import INFILL_KEYS
 from runtime.errors import CaravanError, ModelFileError
@@ -74,7 +74,10 @@ def capabilities_of(
 ) -> tuple[str, ...]:
     """The capabilities that the loaded model will report, except that an unsupported vision model
     counts as supported, that infill tokens without keys are not found, and that a template that
-    mentions tools counts as showing them. `own_template`: as `template` of `listed_file`."""
+    mentions tools counts as showing them. None for a model with a vector for each token, which
+    cannot be loaded. `own_template`: as `template` of `listed_file`."""
+    if keeps_token_vectors(metadata, file.has):
+        return ()
     own = _jinja(own_template)
     encodes = only_embeds(metadata.architecture) or not metadata.get("attention.causal", bool, True)
     pooling = pooling_type(metadata, file.has)

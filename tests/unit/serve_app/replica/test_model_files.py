@@ -6,9 +6,11 @@ import os
 from contextlib import aclosing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from model_zoo.chat.messages import Message
+from model_zoo.gguf.pooling_types import MEAN, NONE
 from model_zoo.rank_part import files_digest
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
@@ -17,7 +19,7 @@ from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.model_registry import configured_model
 from serve_app.messages.tasks import ChatTask, Conversation, RawText, merge
-from serve_app.replica.file_headers import listed_model
+from serve_app.replica.file_headers import listed_file, listed_model
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files, pulled_files
@@ -305,3 +307,20 @@ def test_the_template_beside_a_renderer_of_ollama_is_not_used() -> None:
         files = pulled_files(settings(server), os.environ)
     assert files.template is None
     assert any("the renderer speaker" in each for each in files.unused)
+
+
+@pytest.mark.parametrize("matrix", ["dense_2.weight", "dense.0.weight"])
+@pytest.mark.parametrize("pooling", [None, NONE, MEAN])
+def test_a_model_with_a_vector_for_each_token_is_listed_without_capabilities(
+    tmp_path, matrix, pooling
+):
+    """As LFM2-ColBERT, which cannot be loaded."""
+    write_tiny_llama(tmp_path / "tiny.gguf", type="F16")
+    path = rewrite(
+        tmp_path / "tiny.gguf",
+        tmp_path / "tokens.gguf",
+        own_keys={"pooling_type": pooling},
+        tensors={matrix: np.ones((8, 64), np.float32)},
+    )
+    listed = listed_file("demo", path, has_projector=False, options=Options(), stored=None)
+    assert listed.capabilities == (("embedding",) if pooling == MEAN else ())
