@@ -138,7 +138,7 @@ def gguf_tokens(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "key, value, words",
     [
-        ("general.architecture", "mamba", ["mamba", "supported are: ", "llama"]),
+        ("general.architecture", "rwkv7", ["rwkv7", "supported are: ", "llama"]),
         ("general.architecture", "clip", ["image projector"]),
         ("general.type", "adapter", ["adapter"]),
         ("llama.pooling_type", 4, ["ranks texts"]),
