@@ -14,7 +14,7 @@ from model_zoo.convert.convert_folder import convert
 from model_zoo.models.llava.placeholders import MOONDREAM_TEXTS, PLACE
 from model_zoo.models.llava.vision import SIGLIP_LAYERS, LlavaTower
 from model_zoo.registry import load
-from tests.families.minicpmv_twin import randomise
+from tests.families.minicpmv_twin import LAYER, randomise
 from tests.families.text_family import SIZES, rope
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import TowerPair, load_tower, random_pixels
@@ -22,16 +22,6 @@ from tests.families.vision_agreement import CPU, VisionPair, write_checkpoint
 from tests.gguf_files import finish
 
 SIDE, PATCH, HIDDEN, INNER, WIDTH = 36, 6, 48, 128, 64
-LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_out",
-    "layer_norm1": "ln1",
-    "layer_norm2": "ln2",
-    "mlp.fc1": "ffn_down",
-    "mlp.fc2": "ffn_up",
-}
 
 
 class MoondreamTwin(nn.Module):
