@@ -42,12 +42,14 @@ class NGramProposals:
             places -= record.index.extend(places)
             if sequence.may_propose and (tokens := self._found(sequence, record, step.room)):
                 found.append((sequence, record, tokens))
-        bids = [ProposalCandidate(record.acceptance, len(tokens)) for _, record, tokens in found]
-        for (sequence, record, tokens), bid, count in zip(
-            found, bids, step.divided(bids), strict=True
+        candidates = [
+            ProposalCandidate(record.acceptance, len(tokens)) for _, record, tokens in found
+        ]
+        for (sequence, record, tokens), candidate, count in zip(
+            found, candidates, step.divided(candidates), strict=True
         ):
             if count and not sequence.pending:
-                step.take(bid, count)
+                step.take(candidate, count)
             self._set(sequence, record, tokens, count)
 
     def _found(self, sequence: Sequence, record: _Record, room: int) -> tuple[int, ...]:

@@ -44,48 +44,52 @@ class PlannedStep:
         tokens = self.tokens - 1 + (most + 1) * self.share
         return tokens / self.costs.of(self.rows + most) >= LEAST_GAIN * self.rate
 
-    def divided(self, bids: Several[ProposalCandidate]) -> list[int]:
+    def divided(self, candidates: Several[ProposalCandidate]) -> list[int]:
         """How many tokens each sequence proposes so that the step yields the most tokens per unit
         of time; none where that is not LEAST_GAIN as much as without proposals.
 
         Dinkelbach's method: each row costs as many tokens as the best rate so far yields in its
         time, and each sequence proposes as many as are worth their cost.
         """
-        counts, rate = [0] * len(bids), self.rate
+        counts, rate = [0] * len(candidates), self.rate
         while True:
-            better = self._worth(bids, rate * self.costs.slope)
-            gained = sum(self._gain(bid, n) for bid, n in zip(bids, better, strict=True))
+            better = self._worth(candidates, rate * self.costs.slope)
+            gained = sum(
+                self._gain(candidate, n) for candidate, n in zip(candidates, better, strict=True)
+            )
             found = (self.tokens + gained) / self.costs.of(self.rows + sum(better))
             if found <= rate:
                 break
             counts, rate = better, found
-        return counts if rate >= LEAST_GAIN * self.rate else [0] * len(bids)
+        return counts if rate >= LEAST_GAIN * self.rate else [0] * len(candidates)
 
-    def take(self, bid: ProposalCandidate, count: int) -> None:
+    def take(self, candidate: ProposalCandidate, count: int) -> None:
         """Add the `count` tokens that a sequence proposes."""
         self.rows, self.room = self.rows + count, self.room - count
-        self.tokens += self._gain(bid, count)
+        self.tokens += self._gain(candidate, count)
 
-    def _worth(self, bids: Several[ProposalCandidate], price: float) -> list[int]:
+    def _worth(self, candidates: Several[ProposalCandidate], price: float) -> list[int]:
         """How many tokens each sequence proposes if a row costs `price` tokens. Where rows do not
         suffice, those go first that are accepted with the highest probability."""
         counts = []
-        for bid in bids:
-            worth = [self._gain(bid, count) - price * count for count in range(bid.most + 1)]
+        for candidate in candidates:
+            worth = [
+                self._gain(candidate, count) - price * count for count in range(candidate.most + 1)
+            ]
             counts.append(worth.index(max(worth)))
         if sum(counts) <= self.room:
             return counts
         chances = (
-            (bid.acceptance.chance**n, which)
-            for which, (bid, count) in enumerate(zip(bids, counts, strict=True))
+            (candidate.acceptance.chance**n, which)
+            for which, (candidate, count) in enumerate(zip(candidates, counts, strict=True))
             for n in range(1, count + 1)
         )
-        counts = [0] * len(bids)
+        counts = [0] * len(candidates)
         for _, which in sorted(chances, reverse=True)[: self.room]:
             counts[which] += 1
-        pairs = zip(bids, counts, strict=True)
-        return [count if self._gain(bid, count) > 0 else 0 for bid, count in pairs]
+        pairs = zip(candidates, counts, strict=True)
+        return [count if self._gain(candidate, count) > 0 else 0 for candidate, count in pairs]
 
-    def _gain(self, bid: ProposalCandidate, count: int) -> float:
+    def _gain(self, candidate: ProposalCandidate, count: int) -> float:
         """How many more tokens a sequence is expected to yield if it proposes `count`."""
-        return bid.acceptance.expected(count) * self.share - 1 if count else 0.0
+        return candidate.acceptance.expected(count) * self.share - 1 if count else 0.0

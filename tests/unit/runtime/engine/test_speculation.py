@@ -133,7 +133,7 @@ def test_all_sequences_that_copy_propose(change: float, gain: float) -> None:
     assert decoding.speed > gain * 4 / cost(4)
 
 
-def bids(r: random.Random, count: int) -> list[ProposalCandidate]:
+def drawn_candidates(r: random.Random, count: int) -> list[ProposalCandidate]:
     chances = [r.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(count)]
     return [
         ProposalCandidate(Acceptance(tried=1.0, accepted=chance), r.randint(1, 4))
@@ -148,7 +148,7 @@ def test_rows_are_divided_for_the_most_tokens_per_unit_of_time() -> None:
         costs, row_ns = StepCosts(), r.choice((20, 100, 300))
         for rows in [*range(1, 16)] * 2:
             costs.observe(rows, 1000 + row_ns * rows)
-        offers = bids(r, 3)
+        offers = drawn_candidates(r, 3)
         step = PlannedStep(costs, rows=4, tokens=4, room=r.randint(1, 12))
 
         def rate(counts: tuple[int, ...], step=step, offers=offers) -> float:

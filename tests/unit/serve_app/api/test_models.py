@@ -73,8 +73,8 @@ async def test_a_page_names_its_ends(query, ids, more):
         ({"limit": "0"}, 'parameter "limit"'),
         ({"limit": "1001"}, 'parameter "limit"'),
         ({"limit": "9" * 5000}, 'parameter "limit"'),
-        ({"after_id": "nobody"}, 'parameter "after_id" is not the id of a model'),
-        ({"before_id": "nobody"}, 'parameter "before_id" is not the id of a model'),
+        ({"after_id": "unknown"}, 'parameter "after_id" is not the id of a model'),
+        ({"before_id": "unknown"}, 'parameter "before_id" is not the id of a model'),
         ({"before_id": "demo", "after_id": "demo"}, "only one of the parameters"),
     ],
 )
@@ -88,7 +88,7 @@ async def test_pages_that_do_not_exist_are_refused(query, message):
 async def test_errors_have_the_form_of_the_clients_protocol():
     async with anthropic_client(PretendReplica()) as client:
         with pytest.raises(anthropic.NotFoundError) as missing:
-            await client.models.retrieve("nobody")
+            await client.models.retrieve("unknown")
     assert missing.value.body["error"]["type"] == "not_found_error"
     async with http_client(PretendReplica(), api_keys=(api_key("a"),)) as client:
         for path in ("/v1/models", "/v1/models/demo"):
