@@ -88,6 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("bloom", ("bloom",), pre_tokenizer="bloom"),
     Family("command_r", ("command-r", "cohere2", "cohere2moe"), pre_tokenizer="command-r"),
     Family("dbrx", ("dbrx",), pre_tokenizer="dbrx"),
+    Family("deci", ("deci",), pre_tokenizer="llama-bpe"),
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek32",), pre_tokenizer="deepseek-v3"),

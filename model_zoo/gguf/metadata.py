@@ -93,18 +93,20 @@ class Metadata:
     def get_array(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
         return self.require_array(key, kind) if self.has(key) else None
 
-    def require_per_layer(self, key: str, layers: int) -> tuple[int, ...]:
-        """A positive integer for each layer, from an array or from a single value."""
+    def require_per_layer(self, key: str, layers: int, *, at_least: int = 1) -> tuple[int, ...]:
+        """An integer from `at_least` on for each layer, from an array or from a single value."""
         assert layers <= MAX_LAYERS
         value = self._required(key)
-        if not isinstance(value, list | np.ndarray):
-            return (self.require_size(key),) * layers
-        if len(value) != layers:
-            raise self.error(key, f"has {len(value):,} entries for {layers:,} layers")
-        return tuple(self._size(key, item, _MAX_SIZE) for item in self.require_array(key, int))
+        listed = value if isinstance(value, list | np.ndarray) else [value] * layers
+        if len(listed) != layers:
+            raise self.error(key, f"has {len(listed):,} entries for {layers:,} layers")
+        numbers = (self._converted(key, item, int) for item in listed)
+        return tuple(self._size(key, number, _MAX_SIZE, at_least) for number in numbers)
 
-    def get_per_layer(self, key: str, layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
-        return self.require_per_layer(key, layers) if self.has(key) else default
+    def get_per_layer(
+        self, key: str, layers: int, default: tuple[int, ...], *, at_least: int = 1
+    ) -> tuple[int, ...]:
+        return self.require_per_layer(key, layers, at_least=at_least) if self.has(key) else default
 
     def _required(self, key: str) -> MetadataValue:
         value = self._values.get(self.full_key(key))
@@ -112,9 +114,9 @@ class Metadata:
             raise self.error(key, "is missing")
         return value
 
-    def _size(self, key: str, value: int, at_most: int) -> int:
-        if value < 1:
-            raise self.error(key, f"is {value:,}; it must be 1 or more")
+    def _size(self, key: str, value: int, at_most: int, at_least: int = 1) -> int:
+        if value < at_least:
+            raise self.error(key, f"is {value:,}; it must be {at_least} or more")
         if value > at_most:
             raise self.error(key, f"is {value:,}; {at_most:,} is the limit")
         return value

@@ -131,26 +131,28 @@ class MixerBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeedForwardBlock:
-    """x + feed_forward(norm(x)), for layers without a mixer."""
+class RowWiseBlock:
+    """x + part(norm(x)) for each norm and part in turn, for layers without a mixer; without parts,
+    x remains as it is."""
 
-    norm: RMSNorm
-    feed_forward: RowWise
+    parts: tuple[tuple[RMSNorm, RowWise], ...]
 
     @property
     def row_elements(self) -> int:
-        return self.feed_forward.row_elements
+        return max((part.row_elements for _, part in self.parts), default=0)
 
     @property
     def matrix_elements(self) -> int:
-        return self.feed_forward.matrix_elements
+        return max((part.matrix_elements for _, part in self.parts), default=0)
 
     def unadded(self, residual: Residual, rows: Tensor | None) -> Residual:
         """The residual, or only these rows of it; sums as of `Block.unadded`."""
         if rows is not None:
             residual = Residual(take_rows(residual.computed(), rows))
-        added = self.feed_forward(residual.normed(self.norm, self.feed_forward.rounding))
-        return Residual(added, residual.x)
+        for norm, part in self.parts:
+            added = part(residual.normed(norm, part.rounding))
+            residual = Residual(added, residual.x)
+        return residual
 
 
 @dataclass(frozen=True, slots=True, eq=False)

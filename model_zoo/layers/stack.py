@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_zoo.layers.block import Block, FeedForwardBlock, MixerBlock
+from model_zoo.layers.block import Block, MixerBlock, RowWiseBlock
 from model_zoo.layers.residual import Residual
 from model_zoo.layers.rope import Pairs, Rotary, Rotation
 from model_zoo.layers.step import Step
@@ -66,13 +66,13 @@ class Streams(Protocol):
 class TextLayer:
     """A layer's computation, its cache, and its rotary embedding.
 
-    cache: None if it is only a feed-forward.
+    cache: None if it has no mixer.
     reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
     rotated_from: the first dimension of its keys that `rotary` rotates.
     beside: the cache of a second mixer, whose step is `Step.beside`.
     """
 
-    block: LayerBlock | FeedForwardBlock
+    block: LayerBlock | RowWiseBlock
     cache: LayerCache | None
     rotary: Rotary | None = None
     reads: int | None = None
@@ -204,7 +204,7 @@ class LayerStack:
     ) -> Residual:
         """The residual after layer `index`."""
         block = self._layers[index].block
-        if isinstance(block, FeedForwardBlock):
+        if isinstance(block, RowWiseBlock):
             return block.unadded(residual, self._rows(index, carried))
         step = self._step(index, carried, cache)
         if isinstance(block, Block | MixerBlock):

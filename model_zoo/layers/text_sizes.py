@@ -34,21 +34,22 @@ class TextSizes:
         *,
         eps: float | None = None,
         head_dim: int | None = None,
+        heads: tuple[int, ...] | None = None,
         kv_heads: tuple[int, ...] | None = None,
         attends: bool = True,
     ) -> "TextSizes":
         """eps, head_dim: defaults; without them, the file must state `eps`, and `head_dim` is
-        hidden / heads. kv_heads: by layer, overrides the file. attends: False for models without
-        attention, whose files state 0 heads; here they have one, with one element.
+        hidden / heads. heads, kv_heads: by layer, override the file. attends: False for models
+        without attention, whose files state 0 heads; here they have one, with one element.
 
         Raises ModelFileError for missing or impossible sizes.
         """
         layers = metadata.require_size("block_count", at_most=MAX_LAYERS)
         hidden = metadata.require_size("embedding_length")
-        if attends:
-            heads = metadata.require_per_layer("attention.head_count", layers)
-        else:
+        if not attends:
             heads = kv_heads = (1,) * layers
+        if heads is None:
+            heads = metadata.require_per_layer("attention.head_count", layers)
         if kv_heads is None:
             kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
         if len(kv_heads) != layers:
@@ -76,8 +77,12 @@ class TextSizes:
     def feed_forward(self) -> tuple[int, ...]:
         """The inner width of each layer's dense feed-forward; ModelFileError if the file states
         none."""
-        key = "feed_forward_length"
-        return self.metadata.require_per_layer(key, self._listed_layers(key))[: self.layers]
+        return self._widths(at_least=1)
+
+    @property
+    def optional_feed_forward(self) -> tuple[int, ...]:
+        """As `feed_forward`, with 0 for layers without one."""
+        return self._widths(at_least=0)
 
     def suppressed_tokens(self, rows: int) -> tuple[int, ...]:
         """Tokens below `rows` that the model must not produce, such as those that end an image in
@@ -120,6 +125,11 @@ class TextSizes:
         if len(flags) != self._listed_layers(key):
             raise metadata.error(key, f"has {len(flags):,} entries for {self.layers:,} layers")
         return flags[: self.layers]
+
+    def _widths(self, *, at_least: int) -> tuple[int, ...]:
+        key = "feed_forward_length"
+        stated = self.metadata.require_per_layer(key, self._listed_layers(key), at_least=at_least)
+        return stated[: self.layers]
 
     def _listed_layers(self, key: str) -> int:
         """The number of layers that a list under `key` must have: without those that predict

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from tests.families import (
+    deci_families,
     deepseek_families,
     ernie_families,
     gemma_families,
@@ -136,6 +137,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **deci_families.FAMILIES,
     **deepseek_families.FAMILIES,
     **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,

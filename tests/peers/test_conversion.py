@@ -108,6 +108,7 @@ UNKNOWN = {
     # It norms by squares instead of deviations, and divides the weights of experts by their sum.
     "phimoe": "plain window_and_short_factors",
     "gemma2": "no_caps",  # it divides by a cap of 0
+    "deci": "attention_without_feed_forward",  # it leaves out such layers
     "mamba2": "one_group_tied_without_biases",  # it requires the bias of the convolution
     # It has no biases of the projections of Mamba layers, and requires that of the convolution.
     "jamba": "recurrent_last_layer_dense_tied",

@@ -4,7 +4,7 @@ a Mamba 2 layer, attention, or a feed-forward with squared ReLU, which has exper
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import FeedForwardBlock, MixerBlock, RowWise
+from model_zoo.layers.block import MixerBlock, RowWise, RowWiseBlock
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import FeedForward
@@ -30,7 +30,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         for tower in TOWERS:
             w.scope(tower).ignore_all()
     sizes, states = read_sizes(w, metadata), StateSizes.read(metadata)
-    widths, recurrent = _widths(sizes), recurrent_layers(sizes)
+    widths, recurrent = sizes.optional_feed_forward, recurrent_layers(sizes)
     layers = []
     for index in range(sizes.layers):
         scope = w.scope("blk", index)
@@ -41,15 +41,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         else:
             layers.append(_attending_layer(scope, sizes, index))
     return Decoder(w, sizes, layers)
-
-
-def _widths(sizes: TextSizes) -> tuple[int, ...]:
-    """The inner width of each layer's feed-forward, 0 in layers without one."""
-    key = "feed_forward_length"
-    widths = sizes.metadata.require_array(key, int)
-    if len(widths) < sizes.layers or any(width < 0 for width in widths):
-        raise sizes.metadata.error(key, f"does not state the widths of {sizes.layers:,} layers")
-    return widths[: sizes.layers]
 
 
 def _recurrent_layer(w: TensorScope, sizes: TextSizes, states: StateSizes) -> TextLayer:
@@ -65,7 +56,7 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
 
 def _feed_forward_layer(w: TensorScope, sizes: TextSizes, width: int) -> TextLayer:
     norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
-    return TextLayer(FeedForwardBlock(norm, _feed_forward(w, sizes, width)), None)
+    return TextLayer(RowWiseBlock(((norm, _feed_forward(w, sizes, width)),)), None)
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
