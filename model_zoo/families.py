@@ -132,6 +132,7 @@ FAMILIES: tuple[Family, ...] = (
         encoders=("llama-embed",),
         pre_tokenizer="llama-bpe",
     ),
+    Family("llama", ("refact",), pre_tokenizer="refact"),
     Family("jais2", ("jais2",), pre_tokenizer="jais-2"),
     Family(
         "jina_bert_v2",

@@ -50,6 +50,44 @@ def save_baichuan(model: Any, folder: Path) -> None:
     head.copy_(torch.nn.functional.normalize(head))
 
 
+def save_refact(model: Any, folder: Path) -> None:
+    """A Llama without rotation and with one key head as Refact."""
+    names = {
+        "model": "transformer",
+        "embed_tokens": "wte",
+        "norm": "ln_f",
+        "layers": "h",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn.q_proj": "attn.q",
+        "self_attn.o_proj": "attn.c_proj",
+        "down_proj": "c_proj",
+    }
+    tensors = _saved(model, folder, names, "GPTRefactForCausalLM", {"multi_query": True})
+    for layer in range(model.config.num_hidden_layers):
+        for module, parts, whole in (
+            ("self_attn", ("k_proj", "v_proj"), "attn.kv"),
+            ("mlp", ("gate_proj", "up_proj"), "mlp.gate_up_proj"),
+        ):
+            prefix = f"transformer.h.{layer}"
+            rows = [tensors.pop(f"{prefix}.{module}.{part}.weight") for part in parts]
+            tensors[f"{prefix}.{whole}.weight"] = torch.cat(rows)
+    tensors["ln_f.weight"] = tensors.pop("transformer.ln_f.weight")
+    save_file(tensors, folder / "model.safetensors")
+    _respell(
+        folder,
+        hidden_size="n_embd",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        max_position_embeddings="n_positions",
+        rms_norm_eps="layer_norm_epsilon",
+        num_key_value_heads=None,
+        intermediate_size=None,
+        rope_theta=None,
+        hidden_act=None,
+    )
+
+
 def save_exaone(model: Any, folder: Path) -> None:
     """A Llama as EXAONE 3.5."""
     names = {
@@ -76,10 +114,7 @@ def save_exaone(model: Any, folder: Path) -> None:
         settings["rope_scaling"] = {key: scaling[key] for key in scaling if key != "rope_theta"}
     tensors = _saved(model, folder, names, "ExaoneForCausalLM", settings)
     save_file(tensors, folder / "model.safetensors")
-    path = folder / "config.json"
-    own = {"num_hidden_layers", "rms_norm_eps", "hidden_act"}
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps({key: stored[key] for key in stored if key not in own}))
+    _respell(folder, num_hidden_layers=None, rms_norm_eps=None, hidden_act=None)
 
 
 def save_deepseek(model: Any, folder: Path) -> None:
@@ -119,8 +154,8 @@ def _saved(
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-    config |= {"architectures": [architecture], **settings}
     config.pop("head_dim", None)
+    config |= {"architectures": [architecture], **settings}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -128,3 +163,12 @@ def _saved(
             name = re.sub(rf"(?<![^.]){re.escape(old)}(?=\.)", new, name)
         tensors[name] = tensor
     return tensors
+
+
+def _respell(folder: Path, **names: str | None) -> None:
+    """Renames these settings, or removes those without a new name."""
+    path = folder / "config.json"
+    stored = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({new: stored[key] for key in stored if (new := names.get(key, key)) is not None})
+    )

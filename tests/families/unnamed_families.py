@@ -3,14 +3,19 @@ families."""
 
 from collections.abc import Mapping
 
-from transformers import LlamaConfig, Qwen2MoeConfig
+from transformers import (
+    LlamaConfig,
+    Qwen2MoeConfig,
+)
 
 from tests.families.author_checkpoints import (
     save_baichuan,
     save_deepseek,
     save_exaone,
     save_internlm2,
+    save_refact,
 )
+from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, RefactMaker
 from tests.families.text_family import (
     LLAMA3_ROPE,
     SIZES,
@@ -37,14 +42,17 @@ DEEPSEEK = (
     }
 )
 
+
 FAMILIES: Mapping[str, TextFamily] = {
     "baichuan": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"num_key_value_heads": 4},
         {"plain": {}},
-        options={"save": save_baichuan},
-        variants={"unstated_base_as_published": Variant(keys={"rope.freq_base": None})},
-        refused=[({"block_count": 40}, "ALiBi")],
+        options={"save": save_baichuan, "maker": BaichuanMaker},
+        variants={
+            "unstated_base_as_published": Variant(keys={"rope.freq_base": None}),
+            "falling_scores": Variant(BAICHUAN_13B),
+        },
         files=(
             CompleteFile(
                 optional_keys="""
@@ -85,6 +93,19 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.key_length attention.value_length rope.freq_base
                     attention.layer_norm_rms_epsilon
+                """
+            ),
+        ),
+    ),
+    "refact": TextFamily(
+        LlamaConfig,
+        SIZES | rope(10000.0) | {"num_key_value_heads": 1, "intermediate_size": 256},
+        {"plain": {}},
+        options={"save": save_refact, "maker": RefactMaker},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.layer_norm_rms_epsilon
                 """
             ),
         ),

@@ -14,6 +14,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.vocabulary import TokenType, read_vocabulary
 from tests.families.agreement import load_decoder
 from tests.families.encoder_configs import ENCODERS
+from tests.families.falling_twins import BAICHUAN_13B
 from tests.families.olmo_families import ROPES
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
@@ -147,6 +148,14 @@ def test_llama_cpp_takes_the_first_factors_of_step_35(tmp_path) -> None:
     factors = matrices(path)["rope_freqs.weight"]
     theirs = changed(path, tensors={"rope_freqs.weight": np.tile(factors[::2], 2)})
     found = their_log_probabilities(theirs, TOKENS)
+    assert (found - expected).abs().max() < NEAR_NATS
+
+
+def test_scores_of_baichuan_13b_fall_in_llama_cpp_too(tmp_path) -> None:
+    twin = TEXT_MODELS["baichuan"].write(tmp_path / "out.gguf", **BAICHUAN_13B)
+    with torch.inference_mode():
+        expected = twin(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)
     assert (found - expected).abs().max() < NEAR_NATS
 
 

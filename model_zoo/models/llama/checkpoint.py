@@ -1,4 +1,4 @@
-"""Llama, Mistral, Mixtral, InternLM 2 and Baichuan 7B: conversion of text models to GGUF."""
+"""Llama, Mistral, Mixtral, InternLM 2, Baichuan and Refact: conversion of text models to GGUF."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Rule, Transform
-from model_zoo.convert.transforms import attention_parts, interleaved
-from model_zoo.models.llama.text import ALIBI_LAYERS, BAICHUAN
-from runtime.errors import UnsupportedModelError
+from model_zoo.convert.encoders import GPT2_SPELLINGS
+from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Key, Rule, Transform
+from model_zoo.convert.transforms import attention_parts, first_half, interleaved, second_half
+from model_zoo.models.llama.text import BAICHUAN, REFACT
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -26,6 +26,11 @@ _MISTRAL = _LLAMA | {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
+
+_REPLACED_IN_REFACT = (
+    "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "feed_forward_length",
+    "rope.dimension_count", "rope.freq_base",
+)  # fmt: skip
 
 CONVERSION = Conversion(
     serves=("LlamaForCausalLM", "MistralForCausalLM"),
@@ -113,14 +118,6 @@ def _normalised(config: Configuration, rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows.float())
 
 
-def _without_alibi(config: Configuration) -> None:
-    if config.layers == ALIBI_LAYERS:
-        raise UnsupportedModelError(
-            f"{config.path}: Baichuan 13B has linear biases of attention (ALiBi), which are not "
-            "supported; Baichuan 7B is."
-        )
-
-
 BAICHUAN_1 = Conversion(
     serves=("BaiChuanForCausalLM",),
     architecture=BAICHUAN,
@@ -135,7 +132,8 @@ BAICHUAN_1 = Conversion(
         *decoders.feed_forward(),
         *decoders.PRE_NORMS,
     ),
-    check=checks.all_of(checks.only_scalings(), _without_alibi),
+    spellings={"max_position_embeddings": "model_max_length"},
+    check=checks.only_scalings(),
 )
 
 BAICHUAN_2 = replace(
@@ -146,4 +144,36 @@ BAICHUAN_2 = replace(
         *(rule for rule in BAICHUAN_1.rules if rule.target != OUTPUT),
         Rule("lm_head.weight", OUTPUT, _normalised),
     ),
+)
+
+REFACT_1 = Conversion(
+    serves=("GPTRefactForCausalLM",),
+    architecture=REFACT,
+    keys=(
+        *(key for key in decoders.KEYS if key.name not in _REPLACED_IN_REFACT),
+        Key("attention.head_count_kv", lambda c: 1),
+        # Two thirds of four times the hidden size, rounded up to a multiple of 256.
+        Key(
+            "feed_forward_length",
+            lambda c: -(-(8 * c.require_size("hidden_size") // 3) // 256) * 256,
+        ),
+        Key("attention.layer_norm_rms_epsilon", "layer_norm_eps", of=float),
+    ),
+    rules=(
+        Rule("wte.weight", "token_embd.weight"),
+        Rule("ln_f.weight", "output_norm.weight"),
+        Rule("lm_head.weight", OUTPUT),
+        Rule("h.{n}.attn.q.weight", "blk.{n}.attn_q.weight"),
+        Rule("h.{n}.attn.kv.weight", "blk.{n}.attn_k.weight", first_half),
+        Rule("h.{n}.attn.kv.weight", "blk.{n}.attn_v.weight", second_half),
+        Rule("h.{n}.attn.c_proj.weight", "blk.{n}.attn_output.weight"),
+        Rule("h.{n}.mlp.gate_up_proj.weight", "blk.{n}.ffn_gate.weight", first_half),
+        Rule("h.{n}.mlp.gate_up_proj.weight", "blk.{n}.ffn_up.weight", second_half),
+        Rule("h.{n}.mlp.c_proj.weight", "blk.{n}.ffn_down.weight"),
+        Rule("h.{n}.ln_1.weight", "blk.{n}.attn_norm.weight"),
+        Rule("h.{n}.ln_2.weight", "blk.{n}.ffn_norm.weight"),
+    ),
+    roots=("transformer.",),
+    spellings=GPT2_SPELLINGS,
+    check=checks.only_values(multi_query=True),
 )
