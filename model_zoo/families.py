@@ -36,6 +36,7 @@ class Family:
     space_prefix: a value of `tokenizers/prefix_space.py`, for SentencePiece files without the key.
     scored_tokens: old files give user-defined tokens the type of ordinary ones; their scores
     identify them.
+    unscored_tokens: SentencePiece files may state no scores; tokens are in the order of merges.
     encoders: as `architectures`, of models that only embed.
     tensor_parallel: whether ranks can divide its text model (`parallel.tensor`); layers of every
     text model can be placed on several devices.
@@ -49,6 +50,7 @@ class Family:
     pre_tokenizer: str = "default"
     space_prefix: str = "words"
     scored_tokens: bool = False
+    unscored_tokens: bool = False
     encoders: tuple[str, ...] = ()
     tensor_parallel: bool = True
     ranking: Ranking | None = None
@@ -133,6 +135,7 @@ FAMILIES: tuple[Family, ...] = (
         pre_tokenizer="llama-bpe",
     ),
     Family("llama", ("refact",), pre_tokenizer="refact"),
+    Family("llama", ("xverse",), unscored_tokens=True),
     Family("jais2", ("jais2",), pre_tokenizer="jais-2"),
     Family(
         "jina_bert_v2",

@@ -25,9 +25,12 @@ NOWHERE = re.compile("(?!)")
 class SentencePieceBPE:
     """Replaces spaces by ▁; the adjacent pieces whose union has the highest score merge first."""
 
-    def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, metadata: Mapping[str, Any], vocabulary: Vocabulary, *, architecture: str = ""
+    ) -> None:
         self._count = len(vocabulary.tokens)
-        self._native = _build(vocabulary, token_scores(metadata, self._count))
+        scores = token_scores(metadata, self._count, architecture=architecture)
+        self._native = _build(vocabulary, scores)
         joined = any(BEFORE_SPACE.search(token) for token in vocabulary.tokens)
         self._pieces = RecurringPieces(NOWHERE if joined else BEFORE_SPACE, self._encode_all)
 

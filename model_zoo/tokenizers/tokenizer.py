@@ -129,7 +129,8 @@ def _codec(
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "t5":
         return Unigram(metadata, vocabulary), _TextRules(bos=only_embeds(architecture), eos=True)
-    return SentencePieceBPE(metadata, vocabulary), _TextRules(bos=True)
+    codec = SentencePieceBPE(metadata, vocabulary, architecture=architecture)
+    return codec, _TextRules(bos=True)
 
 
 def _framing(metadata: Mapping[str, Any], kind: str, rules: _TextRules) -> tuple[bool, bool]:

@@ -66,6 +66,7 @@ _NEXT_TURNS = (
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TYPES_KEY = "tokenizer.ggml.token_type"
+_SCORES_KEY = "tokenizer.ggml.scores"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
 # are then ordinary text unless a role or their text identifies them.
 _TYPED = ("llama", "t5", "gemma4")
@@ -205,11 +206,13 @@ def required_array(
     return items
 
 
-def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
+def token_scores(metadata: Mapping[str, Any], count: int, *, architecture: str = "") -> list[float]:
     """The score of each of `count` tokens."""
-    scores = required_array(metadata, "tokenizer.ggml.scores", length=count)
+    if _SCORES_KEY not in metadata and family_or_defaults(architecture).unscored_tokens:
+        return [-float(token) for token in range(count)]
+    scores = required_array(metadata, _SCORES_KEY, length=count)
     if not set(map(type, scores)) <= {int, float} or any(map(isnan, scores)):
-        raise ModelFileError("`tokenizer.ggml.scores` has an entry that is not a number.")
+        raise ModelFileError(f"`{_SCORES_KEY}` has an entry that is not a number.")
     return scores
 
 

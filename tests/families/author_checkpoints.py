@@ -50,6 +50,11 @@ def save_baichuan(model: Any, folder: Path) -> None:
     head.copy_(torch.nn.functional.normalize(head))
 
 
+def save_xverse(model: Any, folder: Path) -> None:
+    """A Llama as XVERSE."""
+    save_file(_saved(model, folder, {}, "XverseForCausalLM", {}), folder / "model.safetensors")
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

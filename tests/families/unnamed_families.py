@@ -14,6 +14,7 @@ from tests.families.author_checkpoints import (
     save_exaone,
     save_internlm2,
     save_refact,
+    save_xverse,
 )
 from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, RefactMaker
 from tests.families.text_family import (
@@ -106,6 +107,20 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys="""
                     attention.key_length attention.value_length attention.layer_norm_rms_epsilon
+                """
+            ),
+        ),
+    ),
+    "xverse": TextFamily(
+        LlamaConfig,
+        SIZES | rope(10000.0) | {"num_key_value_heads": 4},
+        {"plain": {}},
+        options={"save": save_xverse},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                    rope.freq_base attention.layer_norm_rms_epsilon
                 """
             ),
         ),

@@ -1,4 +1,5 @@
-"""Llama, Mistral, Mixtral, InternLM 2, Baichuan and Refact: conversion of text models to GGUF."""
+"""Llama, Mistral, Mixtral, InternLM 2, Baichuan, Refact and XVERSE: conversion of text models to
+GGUF."""
 
 from dataclasses import replace
 
@@ -176,4 +177,15 @@ REFACT_1 = Conversion(
     roots=("transformer.",),
     spellings=GPT2_SPELLINGS,
     check=checks.only_values(multi_query=True),
+)
+
+XVERSE = replace(
+    CONVERSION,
+    serves=("XverseForCausalLM",),
+    model_types=(),
+    architecture="xverse",
+    keys=(*decoders.KEYS, *decoders.LINEAR_SCALING),
+    computed=(),
+    nested={},
+    check=checks.only_scalings("linear"),
 )

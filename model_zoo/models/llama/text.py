@@ -1,5 +1,5 @@
-"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan, Refact, and their derivatives,
-also bidirectional ones."""
+"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan, Refact, XVERSE, and their
+derivatives, also bidirectional ones."""
 
 from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata

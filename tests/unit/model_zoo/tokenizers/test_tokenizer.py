@@ -431,6 +431,14 @@ def test_sentencepiece_needs_one_score_for_each_token() -> None:
             load(sentencepiece_metadata({}, scores=scores))
 
 
+def test_tokens_of_xverse_without_scores_are_in_the_order_of_merges() -> None:
+    metadata = sentencepiece_metadata({})
+    plain = load(metadata)
+    del metadata["tokenizer.ggml.scores"]
+    tokenizer = load(metadata, architecture="xverse")
+    assert tokenizer.encode("hell hello") == plain.encode("hell hello")
+
+
 @pytest.mark.parametrize(("key", "value"), [("model", "rwkv"), ("pre", "unheard")])
 def test_unsupported_kinds_are_refused(key: str, value: str) -> None:
     with pytest.raises(UnsupportedModelError, match=value):
