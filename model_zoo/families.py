@@ -190,7 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smallthinker", ("smallthinker",), pre_tokenizer="qwen2"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
-    Family("stablelm", ("stablelm",)),
+    Family("stablelm", ("stablelm", "orion")),
     Family("step35", ("step35",), pre_tokenizer="deepseek-v3"),
     Family("starcoder2", ("starcoder2",), pre_tokenizer="starcoder"),
 )

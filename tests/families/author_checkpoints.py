@@ -55,6 +55,13 @@ def save_xverse(model: Any, folder: Path) -> None:
     save_file(_saved(model, folder, {}, "XverseForCausalLM", {}), folder / "model.safetensors")
 
 
+def save_orion(model: Any, folder: Path) -> None:
+    """A StableLM whose heads are rotated as a whole as Orion."""
+    tensors = _saved(model, folder, {}, "OrionForCausalLM", {})
+    save_file(tensors, folder / "model.safetensors")
+    _respell(folder, layer_norm_eps="rms_norm_eps", use_parallel_residual=None)
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from transformers import (
     LlamaConfig,
     Qwen2MoeConfig,
+    StableLmConfig,
 )
 
 from tests.families.author_checkpoints import (
@@ -13,11 +14,13 @@ from tests.families.author_checkpoints import (
     save_deepseek,
     save_exaone,
     save_internlm2,
+    save_orion,
     save_refact,
     save_xverse,
 )
 from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, RefactMaker
 from tests.families.text_family import (
+    KEY_LENGTHS,
     LLAMA3_ROPE,
     SIZES,
     TIED,
@@ -95,6 +98,23 @@ FAMILIES: Mapping[str, TextFamily] = {
                     attention.key_length attention.value_length rope.freq_base
                     attention.layer_norm_rms_epsilon
                 """
+            ),
+        ),
+    ),
+    "orion": TextFamily(
+        StableLmConfig,
+        SIZES | rope(10000.0, partial_rotary_factor=1.0),
+        {"plain": {}},
+        options={"save": save_orion},
+        variants={
+            "as_published": Variant(
+                {"max_position_embeddings": 16384},
+                keys={"rope.freq_base": None, "rope.dimension_count": None} | KEY_LENGTHS,
+            )
+        },
+        files=(
+            CompleteFile(
+                optional_keys="rope.freq_base attention.key_length attention.value_length"
             ),
         ),
     ),

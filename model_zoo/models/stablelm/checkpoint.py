@@ -1,10 +1,11 @@
-"""StableLM: conversion of text model checkpoints to GGUF."""
+"""StableLM and Orion: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import FLAVOURS, Conversion, Key, Rule
+from model_zoo.models.stablelm.text import ORION
 
 
 def _is_sequential(config: Configuration, layer: int) -> bool:
@@ -40,6 +41,21 @@ CONVERSION = Conversion(
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": False,
     },
+    check=checks.all_of(checks.only_scalings(), checks.only_values(hidden_act="silu")),
+    heads=FLAVOURS,
+)
+
+# Its setting names RMS norms, but the authors' code computes layer norms.
+ORION_14B = Conversion(
+    serves=("OrionForCausalLM",),
+    architecture=ORION,
+    keys=decoders.layer_normed("rms_norm_eps"),
+    rules=(
+        *decoders.EMBEDDINGS_AND_BIASED_NORM,
+        *decoders.attention(),
+        *decoders.feed_forward(),
+        *decoders.BIASED_PRE_NORMS,
+    ),
     check=checks.all_of(checks.only_scalings(), checks.only_values(hidden_act="silu")),
     heads=FLAVOURS,
 )

@@ -1,5 +1,5 @@
-"""StableLM 3B, Zephyr 3B, Stable Code 3B, and StableLM 2: layer norms; a part of each head is
-rotated."""
+"""StableLM 3B, Zephyr 3B, Stable Code 3B, StableLM 2, of which a part of each head is rotated, and
+Orion: layer norms."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -11,6 +11,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.text_sizes import TextSizes
 
+ORION = "orion"
 # The base of Stable Code 3B (Pinnaparaju et al., "Stable Code Technical Report"), the only model of
 # the authors with this context; those with 4,096 tokens have the default.
 STABLE_CODE_CONTEXT, STABLE_CODE_BASE = 16_384, 1_000_000.0
@@ -21,7 +22,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     are in parallel. llama.cpp's converter does not state the base of rotation."""
     sizes = TextSizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
     options = biased_output_norm(w, sizes)
-    usual = STABLE_CODE_BASE if sizes.context_length == STABLE_CODE_CONTEXT else DEFAULT_BASE
+    code = metadata.architecture != ORION and sizes.context_length == STABLE_CODE_CONTEXT
+    usual = STABLE_CODE_BASE if code else DEFAULT_BASE
     return uniform_decoder(w, sizes, Pairs.NEOX, _layer, default_base=usual, options=options)
 
 
