@@ -55,11 +55,54 @@ def save_xverse(model: Any, folder: Path) -> None:
     save_file(_saved(model, folder, {}, "XverseForCausalLM", {}), folder / "model.safetensors")
 
 
+def save_pangu(model: Any, folder: Path) -> None:
+    """A Llama with biases of attention as openPangu-Embedded."""
+    tensors = _saved(model, folder, {}, "PanguEmbeddedForCausalLM", {"bias": True})
+    save_file(tensors, folder / "model.safetensors")
+
+
 def save_orion(model: Any, folder: Path) -> None:
     """A StableLM whose heads are rotated as a whole as Orion."""
     tensors = _saved(model, folder, {}, "OrionForCausalLM", {})
     save_file(tensors, folder / "model.safetensors")
     _respell(folder, layer_norm_eps="rms_norm_eps", use_parallel_residual=None)
+
+
+def save_qwen(model: Any, folder: Path) -> None:
+    """A Qwen 2 as Qwen 1."""
+    names = {
+        "model": "transformer",
+        "embed_tokens": "wte",
+        "norm": "ln_f",
+        "layers": "h",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn": "attn",
+        "o_proj": "c_proj",
+        "gate_proj": "w2",
+        "up_proj": "w1",
+        "down_proj": "c_proj",
+    }
+    config = model.config
+    settings = {
+        "intermediate_size": 2 * config.intermediate_size,
+        "kv_channels": config.hidden_size // config.num_attention_heads,
+        "rotary_pct": 1.0,
+    }
+    tensors = _saved(model, folder, names, "QWenLMHeadModel", settings)
+    for kind in ("weight", "bias"):
+        for layer in range(config.num_hidden_layers):
+            prefix = f"transformer.h.{layer}.attn"
+            parts = [tensors.pop(f"{prefix}.{name}_proj.{kind}") for name in "qkv"]
+            tensors[f"{prefix}.c_attn.{kind}"] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors")
+    _respell(
+        folder,
+        max_position_embeddings="seq_length",
+        rms_norm_eps="layer_norm_epsilon",
+        rope_theta="rotary_emb_base",
+        num_key_value_heads=None,
+    )
 
 
 def save_refact(model: Any, folder: Path) -> None:

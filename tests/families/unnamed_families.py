@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from transformers import (
     LlamaConfig,
+    Qwen2Config,
     Qwen2MoeConfig,
     StableLmConfig,
 )
@@ -15,6 +16,8 @@ from tests.families.author_checkpoints import (
     save_exaone,
     save_internlm2,
     save_orion,
+    save_pangu,
+    save_qwen,
     save_refact,
     save_xverse,
 )
@@ -115,6 +118,24 @@ FAMILIES: Mapping[str, TextFamily] = {
         files=(
             CompleteFile(
                 optional_keys="rope.freq_base attention.key_length attention.value_length"
+            ),
+        ),
+    ),
+    "pangu-embedded": TextFamily(
+        LlamaConfig,
+        SIZES | rope(16e6) | {"attention_bias": True},
+        {"plain": {}, "tied": TIED},
+        options={"save": save_pangu},
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "qwen": TextFamily(
+        Qwen2Config,
+        SIZES | rope(10000.0) | {"num_key_value_heads": 4},
+        {"plain": {}},
+        options={"save": save_qwen},
+        files=(
+            CompleteFile(
+                optional_keys="attention.head_count_kv attention.key_length attention.value_length"
             ),
         ),
     ),

@@ -1,7 +1,10 @@
-"""Qwen 2: conversion of text model checkpoints to GGUF."""
+"""Qwen 1 and 2, and openPangu-Embedded: conversion of text model checkpoints to GGUF."""
+
+from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import Conversion
+from model_zoo.convert.mapping import OUTPUT, Conversion, Key, Rule
+from model_zoo.models.qwen2.text import QWEN_1
 
 CONVERSION = Conversion(
     serves=("Qwen2ForCausalLM",),
@@ -22,4 +25,43 @@ CONVERSION = Conversion(
         }
     },
     check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows),
+)
+
+PANGU = replace(
+    CONVERSION,
+    serves=("PanguEmbeddedForCausalLM",),
+    model_types=(),
+    architecture="pangu-embedded",
+    keys=decoders.KEYS,
+    nested={},
+    check=checks.all_of(checks.only_scalings(), checks.only_values(hidden_act="silu")),
+)
+
+# The context is that of training: in longer ones, scales depend on the length of each sequence.
+FIRST = Conversion(
+    serves=("QWenLMHeadModel",),
+    architecture=QWEN_1,
+    keys=(
+        *(key for key in decoders.KEYS if key.name != "context_length"),
+        Key("context_length", "seq_length"),
+    ),
+    rules=(
+        Rule("wte.weight", "token_embd.weight"),
+        Rule("ln_f.weight", "output_norm.weight"),
+        Rule("lm_head.weight", OUTPUT),
+        Rule("h.{n}.ln_1.weight", "blk.{n}.attn_norm.weight"),
+        Rule("h.{n}.attn.c_attn.*", "blk.{n}.attn_qkv.*"),
+        Rule("h.{n}.attn.c_proj.weight", "blk.{n}.attn_output.weight"),
+        Rule("h.{n}.ln_2.weight", "blk.{n}.ffn_norm.weight"),
+        Rule("h.{n}.mlp.w2.weight", "blk.{n}.ffn_gate.weight"),
+        Rule("h.{n}.mlp.w1.weight", "blk.{n}.ffn_up.weight"),
+        Rule("h.{n}.mlp.c_proj.weight", "blk.{n}.ffn_down.weight"),
+    ),
+    roots=("transformer.",),
+    spellings={
+        "rms_norm_eps": "layer_norm_epsilon",
+        "rope_theta": "rotary_emb_base",
+        "head_dim": "kv_channels",
+    },
+    check=checks.only_values(rotary_pct=1.0),
 )

@@ -56,3 +56,17 @@ def test_parts_that_files_cannot_express_are_refused(tmp_path, block) -> None:
 def test_parts_of_another_number_of_layers_are_refused(tmp_path) -> None:
     with pytest.raises(ModelFileError, match="states 4 layers, and the parts of 3"):
         told(tmp_path / "folder", NEMOTRON | {"num_hidden_layers": 4})
+
+
+def test_the_context_of_qwen_1_is_that_of_training(tmp_path) -> None:
+    qwen = SIZES | {
+        "architectures": ["QWenLMHeadModel"],
+        "intermediate_size": 22016,
+        "kv_channels": 128,
+        "layer_norm_epsilon": 1e-06,
+        "max_position_embeddings": 32768,
+        "rotary_emb_base": 10000,
+        "seq_length": 8192,
+    }
+    keys = told(tmp_path / "qwen", qwen)
+    assert (keys["context_length"], keys["feed_forward_length"]) == (8192, 22016)
