@@ -123,6 +123,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("grovemoe", ("grovemoe",), pre_tokenizer="qwen2"),
     Family("hunyuan", ("hunyuan-dense",), pre_tokenizer="hunyuan-dense"),
     Family("hunyuan", ("hunyuan-moe",), pre_tokenizer="hunyuan"),
+    Family("hunyuan", ("maincoder",), pre_tokenizer="qwen2"),
     Family("hunyuan", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",), "hunyuan-dense"),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),

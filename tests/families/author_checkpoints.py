@@ -105,6 +105,32 @@ def save_qwen(model: Any, folder: Path) -> None:
     )
 
 
+def save_maincoder(model: Any, folder: Path) -> None:
+    """A Hunyuan as Maincoder, which rotates neighbouring elements of a head."""
+    names = {"mlp": "feed_forward", "query_layernorm": "q_norm", "key_layernorm": "k_norm"}
+    settings = {
+        "intermediate_size_mlp": model.config.intermediate_size,
+        "head_dim": model.config.head_dim,
+        "use_qk_norm": True,
+    }
+    tensors = _saved(model, folder, names, "MaincoderForCausalLM", settings)
+    tensors = {
+        name: _neighboured(each, model.config.head_dim)
+        if name.endswith(("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight"))
+        else each
+        for name, each in tensors.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    _respell(folder, intermediate_size=None)
+
+
+def _neighboured(rows: Tensor, size: int) -> Tensor:
+    """Rows or elements of heads, of which the first half is rotated with the second, as pairs of
+    neighbours."""
+    halves = rows.unflatten(0, (-1, 2, size // 2))
+    return halves.transpose(1, 2).flatten(0, 2).contiguous()
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

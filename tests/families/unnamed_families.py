@@ -4,6 +4,7 @@ families."""
 from collections.abc import Mapping
 
 from transformers import (
+    HunYuanDenseV1Config,
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -15,6 +16,7 @@ from tests.families.author_checkpoints import (
     save_deepseek,
     save_exaone,
     save_internlm2,
+    save_maincoder,
     save_orion,
     save_pangu,
     save_qwen,
@@ -27,6 +29,7 @@ from tests.families.text_family import (
     LLAMA3_ROPE,
     SIZES,
     TIED,
+    WIDE_HEADS,
     CompleteFile,
     TextFamily,
     Variant,
@@ -103,6 +106,14 @@ FAMILIES: Mapping[str, TextFamily] = {
                 """
             ),
         ),
+    ),
+    "maincoder": TextFamily(
+        HunYuanDenseV1Config,
+        SIZES | rope(1e6) | {"head_dim": 16},
+        {"plain": {}},
+        wide=WIDE_HEADS,
+        options={"save": save_maincoder},
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
     "orion": TextFamily(
         StableLmConfig,

@@ -1,4 +1,5 @@
-"""Hunyuan V1, HunyuanOCR and Hunyuan-VL: conversion of text model checkpoints to GGUF."""
+"""Hunyuan V1, HunyuanOCR, Hunyuan-VL and Maincoder: conversion of text model checkpoints to
+GGUF."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
-from model_zoo.models.hunyuan.text import SECTIONS, SHARED, STRETCH
+from model_zoo.models.hunyuan.text import MAINCODER, SECTIONS, SHARED, STRETCH
 from runtime.errors import UnsupportedModelError
 
 # Of all models with a stretched base, whatever their settings state, as llama.cpp's converter.
@@ -154,4 +155,26 @@ WITH_VISION = replace(
     drop=("vit.**",),
     defaults={"tie_word_embeddings": True},
     check=checks.all_of(checks.only_scalings(*_STRETCHED), *_CHECKS, _four_sections),
+)
+
+MAINCODER_1B = Conversion(
+    serves=("MaincoderForCausalLM",),
+    architecture=MAINCODER,
+    keys=(
+        *(key for key in decoders.KEYS if key.name != "feed_forward_length"),
+        Key(
+            "feed_forward_length",
+            lambda c: c.get("intermediate_size_mlp") or c.require("intermediate_size"),
+        ),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.HEAD_NORMS,
+        *decoders.feed_forward("feed_forward"),
+        *decoders.PRE_NORMS,
+    ),
+    check=checks.all_of(
+        checks.only_scalings(), checks.only_values(use_qk_norm=True, hidden_act="silu")
+    ),
 )

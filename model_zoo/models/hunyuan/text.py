@@ -1,5 +1,5 @@
-"""Hunyuan V1, dense and with experts, and the text model of HunyuanOCR and Hunyuan-VL: norms of
-queries and keys follow the rotation."""
+"""Hunyuan V1, dense and with experts, the text model of HunyuanOCR and Hunyuan-VL, and Maincoder:
+norms of queries and keys follow the rotation."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -15,6 +15,7 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.text_sizes import TextSizes
 
+MAINCODER = "maincoder"
 SHARED = "expert_shared_feed_forward_length"
 STRETCH = "rope.scaling.alpha"
 # Frequencies for token, column, row and image, in all models with vision.
@@ -32,6 +33,8 @@ def _rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
     """Converters have stretched `rope.freq_base` for long contexts; files of models with vision
     state the stretch."""
     metadata, dim = sizes.metadata, sizes.key_dim
+    if metadata.architecture == MAINCODER:
+        return read_rotary(w, sizes, Pairs.INTERLEAVED)
     if metadata.architecture != "hunyuan_vl":
         return read_rotary(w, sizes, Pairs.NEOX)
     stretch = metadata.get_positive(STRETCH, 1.0) ** (dim / max(dim - 2, 1))
