@@ -195,6 +195,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("stablelm", ("stablelm", "orion")),
     Family("step35", ("step35",), pre_tokenizer="deepseek-v3"),
     Family("starcoder2", ("starcoder2",), pre_tokenizer="starcoder"),
+    Family("starcoder2", ("codeshell",), pre_tokenizer="codeshell"),
 )
 
 

@@ -32,7 +32,8 @@ class DecoderOptions:
     embedding_norm: of token embeddings.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
     `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
-    head is never the embedding. image_elements: temporary elements of layers that attend to images
+    head is never the embedding. embeds_by_head: the embedding is the head if the file has no other.
+    image_elements: temporary elements of layers that attend to images
     while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
@@ -45,6 +46,7 @@ class DecoderOptions:
     output_norm: RMSNorm | LayerNorm | None = None
     head_rows: int | None = None
     own_head: bool = False
+    embeds_by_head: bool = False
     image_elements: int = 0
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
@@ -68,7 +70,9 @@ class Decoder:
         options = options or DecoderOptions()
         self.causal = self.generates = True
         self.context_length = sizes.context_length
-        self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden), divided=True)
+        by_head = options.embeds_by_head and not w.has("token_embd")
+        name = "output" if by_head else "token_embd"
+        self._token_embd = w.embedding(name, shape=(None, sizes.hidden), divided=True)
         shape = (sizes.context_length, sizes.hidden)
         self._places = w.embedding("position_embd", shape=shape) if options.places else None
         self._output_norm = options.output_norm or w.rms_norm(

@@ -131,6 +131,41 @@ def _neighboured(rows: Tensor, size: int) -> Tensor:
     return halves.transpose(1, 2).flatten(0, 2).contiguous()
 
 
+def save_codeshell(model: Any, folder: Path) -> None:
+    """A StarCoder 2 as CodeShell."""
+    names = {
+        "model": "transformer",
+        "embed_tokens": "wte",
+        "norm": "ln_f",
+        "layers": "h",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn": "attn",
+        "o_proj": "c_proj",
+    }
+    tensors = _saved(
+        model, folder, names, "CodeShellForCausalLM", {"position_embedding_type": "rope"}
+    )
+    for kind in ("weight", "bias"):
+        for layer in range(model.config.num_hidden_layers):
+            prefix = f"transformer.h.{layer}.attn"
+            parts = [tensors.pop(f"{prefix}.{name}_proj.{kind}") for name in "qkv"]
+            tensors[f"{prefix}.c_attn.{kind}"] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors")
+    _respell(
+        folder,
+        hidden_size="n_embd",
+        intermediate_size="n_inner",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        num_key_value_heads="num_query_groups",
+        max_position_embeddings="n_positions",
+        norm_epsilon="layer_norm_epsilon",
+        hidden_act="activation_function",
+        sliding_window=None,
+    )
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

@@ -3,16 +3,19 @@ families."""
 
 from collections.abc import Mapping
 
+import numpy as np
 from transformers import (
     HunYuanDenseV1Config,
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     StableLmConfig,
+    Starcoder2Config,
 )
 
 from tests.families.author_checkpoints import (
     save_baichuan,
+    save_codeshell,
     save_deepseek,
     save_exaone,
     save_internlm2,
@@ -30,6 +33,7 @@ from tests.families.text_family import (
     SIZES,
     TIED,
     WIDE_HEADS,
+    Changes,
     CompleteFile,
     TextFamily,
     Variant,
@@ -53,6 +57,11 @@ DEEPSEEK = (
 )
 
 
+def with_head_alone(tensors: Mapping[str, np.ndarray]) -> Changes:
+    """The tensor of embedding and head with the name of the head."""
+    return {"output.weight": tensors["token_embd.weight"], "token_embd.weight": None}
+
+
 FAMILIES: Mapping[str, TextFamily] = {
     "baichuan": TextFamily(
         LlamaConfig,
@@ -69,6 +78,24 @@ FAMILIES: Mapping[str, TextFamily] = {
                     attention.head_count_kv attention.key_length attention.value_length
                     rope.freq_base attention.layer_norm_rms_epsilon
                 """
+            ),
+        ),
+    ),
+    "codeshell": TextFamily(
+        Starcoder2Config,
+        SIZES | rope(10000.0) | {"tie_word_embeddings": False},
+        {"plain": {}},
+        options={"save": save_codeshell},
+        variants={
+            "one_tensor_for_embedding_and_head": Variant(TIED, tensors=with_head_alone),
+            "scaling_as_published": Variant(
+                keys={"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+            ),
+        },
+        files=(
+            CompleteFile(
+                optional_keys="attention.key_length attention.value_length",
+                optional_tensors="token_embd.weight",
             ),
         ),
     ),
