@@ -166,6 +166,48 @@ def save_codeshell(model: Any, folder: Path) -> None:
     )
 
 
+def save_openelm(model: Any, folder: Path) -> None:
+    """A Qwen 3 whose layers have sizes of their own as OpenELM."""
+    names = {
+        "model": "transformer",
+        "embed_tokens": "token_embeddings",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn": "attn",
+        "o_proj": "out_proj",
+        "mlp": "ffn",
+        "down_proj": "proj_2",
+    }
+    config = model.config
+    settings = {
+        "head_dim": config.head_dim,
+        "share_input_output_layers": True,
+    }
+    tensors = _saved(model, folder, names, "OpenELMForCausalLM", settings)
+    tensors.pop("lm_head.weight", None)
+    for layer in range(config.num_hidden_layers):
+        for module, parts, whole in (
+            ("attn", ("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+            ("ffn", ("gate_proj", "up_proj"), "proj_1"),
+        ):
+            prefix = f"transformer.layers.{layer}.{module}"
+            rows = [tensors.pop(f"{prefix}.{part}.weight") for part in parts]
+            tensors[f"{prefix}.{whole}.weight"] = torch.cat(rows)
+    save_file(tensors, folder / "model.safetensors")
+    _respell(
+        folder,
+        hidden_size="model_dim",
+        num_hidden_layers="num_transformer_layers",
+        max_position_embeddings="max_context_length",
+        rope_theta="rope_freq_constant",
+        num_attention_heads=None,
+        num_key_value_heads=None,
+        intermediate_size=None,
+        layer_types=None,
+        rms_norm_eps=None,
+    )
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

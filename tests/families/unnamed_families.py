@@ -9,6 +9,7 @@ from transformers import (
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3Config,
     StableLmConfig,
     Starcoder2Config,
 )
@@ -20,6 +21,7 @@ from tests.families.author_checkpoints import (
     save_exaone,
     save_internlm2,
     save_maincoder,
+    save_openelm,
     save_orion,
     save_pangu,
     save_qwen,
@@ -39,6 +41,7 @@ from tests.families.text_family import (
     Variant,
     rope,
 )
+from tests.families.unnamed_twins import OpenELMMaker
 
 # The first layer is dense.
 DEEPSEEK = (
@@ -141,6 +144,24 @@ FAMILIES: Mapping[str, TextFamily] = {
         wide=WIDE_HEADS,
         options={"save": save_maincoder},
         files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "openelm": TextFamily(
+        Qwen3Config,
+        SIZES
+        | rope(10000.0)
+        | TIED
+        | {
+            "head_dim": 16,
+            "num_query_heads": [4, 6],
+            "num_kv_heads": [2, 3],
+            "ffn_multipliers": [1.6, 0.6],
+            "ffn_dim_divisor": 32,
+            "widths": [96, 64],  # that the multipliers lead to
+        },
+        {"plain": {}},
+        wide=None,
+        options={"save": save_openelm, "maker": OpenELMMaker},
+        files=(CompleteFile(),),
     ),
     "orion": TextFamily(
         StableLmConfig,

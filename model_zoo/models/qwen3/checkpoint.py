@@ -1,4 +1,4 @@
-"""Qwen 3 and its rerankers: conversion of text model checkpoints to GGUF."""
+"""Qwen 3, its rerankers and OpenELM: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.encoders import check_one_score
 from model_zoo.convert.mapping import Conversion, Key, Rule
 from model_zoo.convert.sentence_transformer import POOLING, pooling_type
+from model_zoo.convert.transforms import first_half, second_half
 from model_zoo.convert.vocabularies.byte_level import vocabulary
 from model_zoo.convert.vocabularies.files import TokenizerFiles
 from model_zoo.gguf.pooling_types import RANK
@@ -49,6 +50,10 @@ def _answers(config: Configuration, head: Tensor) -> Tensor:
     return head[[ids[answer] for answer in ANSWERS]]
 
 
+_OF_LAYERS = (
+    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon",
+    "feed_forward_length",
+)  # fmt: skip
 _LAYERS = (
     *decoders.attention(),
     *decoders.feed_forward(),
@@ -111,4 +116,54 @@ RANKING = replace(
         Rule("score.weight", "cls.output.weight"),
     ),
     check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, check_one_score),
+)
+
+
+def _widths(config: Configuration) -> list[int]:
+    """Multiples of the hidden size, rounded to multiples of a divisor."""
+    hidden, divisor = config.require_size("hidden_size"), config.require_size("ffn_dim_divisor")
+    widths = []
+    for multiplier in config.require("ffn_multipliers"):
+        exact = multiplier * hidden
+        width = max(divisor, int(exact + divisor / 2) // divisor * divisor)
+        widths.append(width + divisor if width < 0.9 * exact else width)
+    return widths
+
+
+OPENELM = Conversion(
+    serves=("OpenELMForCausalLM",),
+    architecture="openelm",
+    keys=(
+        *(key for key in decoders.KEYS if key.name not in _OF_LAYERS),
+        Key("attention.head_count", "num_query_heads"),
+        Key("attention.head_count_kv", "num_kv_heads"),
+        Key("feed_forward_length", _widths),
+        Key("attention.layer_norm_rms_epsilon", lambda c: 1e-6),  # of all models
+    ),
+    rules=(
+        Rule("token_embeddings.weight", "token_embd.weight"),
+        Rule("norm.weight", "output_norm.weight"),
+        Rule("layers.{n}.attn_norm.weight", "blk.{n}.attn_norm.weight"),
+        Rule("layers.{n}.attn.qkv_proj.weight", "blk.{n}.attn_qkv.weight"),
+        Rule("layers.{n}.attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
+        Rule("layers.{n}.attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),
+        Rule("layers.{n}.attn.out_proj.weight", "blk.{n}.attn_output.weight"),
+        Rule("layers.{n}.ffn_norm.weight", "blk.{n}.ffn_norm.weight"),
+        Rule("layers.{n}.ffn.proj_1.weight", "blk.{n}.ffn_gate.weight", first_half),
+        Rule("layers.{n}.ffn.proj_1.weight", "blk.{n}.ffn_up.weight", second_half),
+        Rule("layers.{n}.ffn.proj_2.weight", "blk.{n}.ffn_down.weight"),
+    ),
+    roots=("transformer.",),
+    spellings={
+        "num_hidden_layers": "num_transformer_layers",
+        "max_position_embeddings": "max_context_length",
+        "hidden_size": "model_dim",
+        "rope_theta": "rope_freq_constant",
+    },
+    check=checks.only_values(
+        share_input_output_layers=True,
+        normalize_qk_projections=True,
+        ffn_with_glu=True,
+        activation_fn_name="swish",
+    ),
 )

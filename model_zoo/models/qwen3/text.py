@@ -1,4 +1,4 @@
-"""Qwen 3, dense."""
+"""Qwen 3, dense, and OpenELM, whose layers have different numbers of heads and widths."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
