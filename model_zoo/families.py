@@ -137,6 +137,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("llama", ("refact",), pre_tokenizer="refact"),
     Family("llama", ("xverse",), unscored_tokens=True),
+    Family("jais", ("jais",), pre_tokenizer="jais"),
     Family("jais2", ("jais2",), pre_tokenizer="jais-2"),
     Family(
         "jina_bert_v2",

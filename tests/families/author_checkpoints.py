@@ -208,6 +208,34 @@ def save_openelm(model: Any, folder: Path) -> None:
     )
 
 
+def save_jais(model: Any, folder: Path) -> None:
+    """A `falling_twins.Jais` as it is published, with transposed matrices."""
+    names = {"model": "transformer", "embed_tokens": "wte", "norm": "ln_f", "layers": "h"}
+    settings = {
+        "activation_function": "swiglu",
+        "position_embedding_type": "alibi",
+        "scale_qk_dot_by_d": True,
+        "tie_word_embeddings": False,
+    }
+    tensors = _saved(model, folder, names, "JAISLMHeadModel", settings)
+    for name in tensors:
+        if name.endswith(".weight") and re.search(r"\.c_\w+\.", name):
+            tensors[name] = tensors[name].T.contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    _respell(
+        folder,
+        hidden_size="n_embd",
+        intermediate_size="n_inner",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        max_position_embeddings="n_positions",
+        rms_norm_eps="layer_norm_epsilon",
+        num_key_value_heads=None,
+        rope_theta=None,
+        hidden_act=None,
+    )
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

@@ -20,6 +20,7 @@ from tests.families.author_checkpoints import (
     save_deepseek,
     save_exaone,
     save_internlm2,
+    save_jais,
     save_maincoder,
     save_openelm,
     save_orion,
@@ -28,7 +29,7 @@ from tests.families.author_checkpoints import (
     save_refact,
     save_xverse,
 )
-from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, RefactMaker
+from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, JaisMaker, RefactMaker
 from tests.families.text_family import (
     KEY_LENGTHS,
     LLAMA3_ROPE,
@@ -133,6 +134,34 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.key_length attention.value_length rope.freq_base
                     attention.layer_norm_rms_epsilon
+                """
+            ),
+        ),
+    ),
+    "jais": TextFamily(
+        LlamaConfig,
+        SIZES | rope(10000.0) | {"num_key_value_heads": 4},
+        {
+            "plain": {
+                "mup_embeddings_scale": 3.0,
+                "mup_output_alpha": 2.0,
+                "mup_width_scale": 0.25,
+            },
+            "older_names_of_scales": {
+                "hidden_size": 96,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 6,
+                "embeddings_scale": 3.0,
+                "width_scale": 0.5,
+            },
+        },
+        wide=None,
+        options={"save": save_jais, "maker": JaisMaker},
+        effective_keys={"attention.max_alibi_bias": 5.0},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.max_alibi_bias attention.value_length
                 """
             ),
         ),

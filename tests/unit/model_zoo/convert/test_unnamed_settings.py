@@ -30,6 +30,20 @@ NEMOTRON = SIZES | {
         {"attention": ABSENT, "ffn": NONE},
     ],
 }
+JAIS: dict[str, Any] = {
+    "architectures": ["JAISLMHeadModel"],
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "jais",
+    "n_embd": 5120,
+    "n_head": 40,
+    "n_inner": 13653,
+    "n_layer": 40,
+    "n_positions": 2048,
+    "position_embedding_type": "alibi",
+    "scale_qk_dot_by_d": True,
+    "vocab_size": 84992,
+}
 
 
 def test_layers_of_llama_nemotron_have_sizes_of_their_own(tmp_path) -> None:
@@ -56,6 +70,12 @@ def test_parts_that_files_cannot_express_are_refused(tmp_path, block) -> None:
 def test_parts_of_another_number_of_layers_are_refused(tmp_path) -> None:
     with pytest.raises(ModelFileError, match="states 4 layers, and the parts of 3"):
         told(tmp_path / "folder", NEMOTRON | {"num_hidden_layers": 4})
+
+
+def test_scores_of_jais_that_depend_on_the_length_are_refused(tmp_path) -> None:
+    assert told(tmp_path / "plain", JAIS)["attention.max_alibi_bias"] == 8.0
+    with pytest.raises(UnsupportedModelError, match="`alibi_scaling`"):
+        told(tmp_path / "scaled", JAIS | {"alibi_scaling": {"type": "linear", "factor": 4.0}})
 
 
 def test_the_context_of_qwen_1_is_that_of_training(tmp_path) -> None:
