@@ -236,6 +236,12 @@ def save_jais(model: Any, folder: Path) -> None:
     )
 
 
+def save_plm(model: Any, folder: Path) -> None:
+    """A DeepSeek V3 with neither experts nor gates as PLM."""
+    tensors = _saved(model, folder, {}, "PLMForCausalLM", {})
+    save_file(tensors, folder / "model.safetensors")
+
+
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from transformers import (
+    DeepseekV3Config,
     HunYuanDenseV1Config,
     LlamaConfig,
     Qwen2Config,
@@ -25,10 +26,12 @@ from tests.families.author_checkpoints import (
     save_openelm,
     save_orion,
     save_pangu,
+    save_plm,
     save_qwen,
     save_refact,
     save_xverse,
 )
+from tests.families.deepseek_families import DEEPSEEK2
 from tests.families.falling_twins import BAICHUAN_13B, BaichuanMaker, JaisMaker, RefactMaker
 from tests.families.text_family import (
     KEY_LENGTHS,
@@ -42,7 +45,7 @@ from tests.families.text_family import (
     Variant,
     rope,
 )
-from tests.families.unnamed_twins import OpenELMMaker
+from tests.families.unnamed_twins import OpenELMMaker, PLMMaker
 
 # The first layer is dense.
 DEEPSEEK = (
@@ -215,6 +218,17 @@ FAMILIES: Mapping[str, TextFamily] = {
         {"plain": {}, "tied": TIED},
         options={"save": save_pangu},
         files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "plm": TextFamily(
+        DeepseekV3Config,
+        DEEPSEEK2
+        | rope(1e5)
+        | TIED
+        | {"num_hidden_layers": 2, "first_k_dense_replace": 2, "hidden_act": "relu2"},
+        {"plain": {}},
+        wide=None,
+        options={"save": save_plm, "maker": PLMMaker},
+        files=(CompleteFile(optional_keys="attention.head_count_kv"),),
     ),
     "qwen": TextFamily(
         Qwen2Config,
