@@ -22,6 +22,13 @@ _SYSTEM_IN_FIRST_TURN = (
     "{% set first = (messages[0]['content'] | trim) ~ '\\n\\n' %}"
     "{% set messages = messages[1:] %}{% endif %}"
 )
+# Turns of Baichuan, which begin with a token that names the role.
+_BAICHUAN = (
+    "{% for message in messages %}{{ 'QUESTION' if message['role'] == 'user' else "
+    "'ANSWER' if message['role'] == 'assistant' else '' }}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}ANSWER{% endif %}"
+)
+_LARGEST_BAICHUAN_1 = 100_000  # tokens; the vocabulary of Baichuan 2 has 125,696
 # Names of llama.cpp's own templates that files state instead of one: those of Moondream.
 _BARE_NAMES = ("vicuna",)
 _FALLBACKS: Mapping[str, str] = {
@@ -42,6 +49,15 @@ _FALLBACKS: Mapping[str, str] = {
         "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n"
         "{{ first if loop.first else '' }}" + _CONTENT + "<end_of_turn>\n{% endfor %}"
         "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    ),
+    "baichuan": _BAICHUAN.replace("QUESTION", "<reserved_102>").replace("ANSWER", "<reserved_103>"),
+    "baichuan2": _BAICHUAN.replace("QUESTION", "<reserved_106>").replace(
+        "ANSWER", "<reserved_107>"
+    ),
+    "xverse": (
+        "{% for message in messages %}{% if message['role'] == 'user' %}"
+        "Human: {{ message['content'] }}\n\nAssistant: {% else %}{{ message['content'] }}"
+        "{{ eos_token if message['role'] == 'assistant' }}{% endif %}{% endfor %}"
     ),
     "phi3": (
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n"
@@ -167,6 +183,12 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
         return "minicpm"  # MiniCPM 1 and 2, of which only chat models were published as files
     if architecture == "phi2" and "moondream" in name:
         return "moondream"
+    chats = sentencepiece and "chat" in name
+    if architecture == "baichuan" and chats and "<reserved_102>" in control:
+        small = len(tokenizer.vocabulary.tokens) <= _LARGEST_BAICHUAN_1
+        return "baichuan" if small else "baichuan2"
+    if architecture == "xverse" and chats:
+        return "xverse"
     if architecture == "llama" and sentencepiece and ("chat" in name or "instruct" in name):
         return "mistral" if "mistral" in name or "mixtral" in name else "llama2"
     return None

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat import template_choice
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizers.tokenizer import load_tokenizer
@@ -13,6 +14,7 @@ from tests.reference_data import reference_data
 from tests.reply_transcripts import COMMAND_R
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
+    USER_DEFINED,
     byte_level_metadata,
     sentencepiece_metadata,
 )
@@ -132,8 +134,11 @@ def test_phi3_marks_turns_by_role() -> None:
     )
 
 
-def without_tokens(name: str, architecture: str = "llama") -> ChosenTemplate | None:
-    metadata = sentencepiece_metadata({}) | {"general.name": name}
+def without_tokens(
+    name: str, architecture: str = "llama", *, special: tuple[str, ...] = ()
+) -> ChosenTemplate | None:
+    metadata = sentencepiece_metadata(dict.fromkeys(special, USER_DEFINED))
+    metadata |= {"general.name": name}
     tokenizer = load_tokenizer(metadata, architecture=architecture)
     return choose_template(metadata, tokenizer, architecture=architecture)
 
@@ -160,6 +165,36 @@ def test_minicpm_is_recognised_by_its_architecture() -> None:
     assert chosen.template.render([SYSTEM, *TURNS]) == (
         "Be brief.<用户>Who are you?<AI>A caravan.<用户>Of what?<AI>"
     )
+
+
+@pytest.mark.parametrize(
+    ("largest", "family", "question", "answer"),
+    [
+        (400, "baichuan", "<reserved_102>", "<reserved_103>"),
+        (200, "baichuan2", "<reserved_106>", "<reserved_107>"),
+    ],
+)
+def test_baichuan_is_recognised_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, largest: int, family: str, question: str, answer: str
+) -> None:
+    """The tokens of roles are those of the authors' `generation_config.json`."""
+    monkeypatch.setattr(template_choice, "_LARGEST_BAICHUAN_1", largest)
+    special = tuple(f"<reserved_{number}>" for number in range(102, 108))
+    chosen = without_tokens("Baichuan 13B Chat", "baichuan", special=special)
+    assert chosen is not None and chosen.origin == f"fallback ({family})"
+    assert chosen.template.render([SYSTEM, *TURNS]) == (
+        f"Be brief.{question}Who are you?{answer}A caravan.{question}Of what?{answer}"
+    )
+    assert without_tokens("Baichuan 13B", "baichuan", special=special) is None
+
+
+def test_xverse_is_recognised_by_its_name() -> None:
+    chosen = without_tokens("XVERSE 13B Chat", "xverse")
+    assert chosen is not None and chosen.origin == "fallback (xverse)"
+    assert chosen.template.render(TURNS) == (
+        "Human: Who are you?\n\nAssistant: A caravan.</s>Human: Of what?\n\nAssistant: "
+    )
+    assert without_tokens("XVERSE 13B", "xverse") is None
 
 
 def test_deepseek_v32_thinks_about_the_last_question_unless_told_not_to() -> None:
