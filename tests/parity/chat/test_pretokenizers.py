@@ -37,7 +37,7 @@ SHARED = {
     "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum "
     "modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": GPT2,
     "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2": DIGITS_THEN_GPT2,
-    "chatglm-bpe glm4": split(LLAMA3),
+    "chatglm-bpe glm4 glm5": split(LLAMA3),
     "stablelm2 hunyuan solar-open grok-2": Qwen2Tokenizer().backend_tokenizer.pre_tokenizer,
     "bloom poro-chat gpt3-finnish": split(BLOOM),
     "viking": Sequence([Split(Regex(BLOOM), "isolated"), Digits(individual_digits=True), BYTES]),
@@ -125,7 +125,7 @@ SHARED = {
         "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
         "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ),
-    "tiny_aya": split("\\d{1,3}(?=(?:\\d{3})*\\b)", GPT4O),
+    "tiny_aya cohere2moe": split("\\d{1,3}(?=(?:\\d{3})*\\b)", GPT4O),
     "superbpe": split("\\p{N}+", "(?=(\\d{3})+(?!\\d))"),
     "seed-coder": split(
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}"

@@ -63,6 +63,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glm-dsa", (), "glm4"),
         ("glm4moelite", (), "glm4"),
         ("glmocr", (), "glm4"),
+        ("cohere2moe", (), "cohere2moe"),
         ("hunyuan_vl", (), "hunyuan-dense"),
         ("jais2", (), "jais-2"),
         ("lfm2", (), "llama-bpe"),
