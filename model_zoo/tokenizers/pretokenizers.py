@@ -131,7 +131,8 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_LLAMA3,), whole_pieces=True, add_bos=True): (
         "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0 jina-v5-nano"
     ),
-    PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx chatglm-bpe glm4 glm5",
+    PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx",
+    PreTokenizer((_LLAMA3,), whole_pieces=True): "glm4 glm5 chatglm-bpe",
     PreTokenizer((_JAIS2,)): "jais-2",
     PreTokenizer((_QWEN2,), nfc=True): "qwen2",
     PreTokenizer((_QWEN2,)): (
@@ -143,10 +144,8 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), whole_pieces=True): "granite-embed-multi-97m",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
-    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=r"\d"): (
-        "tiny_aya cohere2moe"
-    ),
-    PreTokenizer((_KIMI_K2,)): "kimi-k2",
+    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=r"\d"): ("tiny_aya cohere2moe"),
+    PreTokenizer((_KIMI_K2,), whole_pieces=True): "kimi-k2",
     PreTokenizer((_YOUTU_RUNS, _YOUTU), whole_pieces=True): "youtu",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
     PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",

@@ -5,12 +5,16 @@ import unicodedata
 
 import pytest
 from tokenizers import Regex
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Punctuation, Sequence, Split
 from transformers import Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from model_zoo.tokenizers.byte_level import splitter
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.parity.chat.random_texts import random_texts
 
 GPT2 = ByteLevel(add_prefix_space=False)
@@ -163,3 +167,21 @@ def test_letters_that_deepseek_lists_are_those_of_its_file() -> None:
         character = chr(code)
         joined = len(subject.pre_tokenize_str(f"é{character}")) == 1
         assert joined == (listed.match(character) is not None), hex(code)
+
+
+@pytest.mark.parametrize("name", "chatglm-bpe glm4 glm5 kimi-k2".split())
+def test_pieces_that_are_tokens_are_not_merged(name: str) -> None:
+    """Merges do not reach "xyz", as some tokens of GLM, whose tokenizer.json ignores merges of such
+    pieces. So does tiktoken, with which the others are published."""
+    merges = [("x", "y"), ("y", "z"), ("x", "yz")]
+    tokens = [*bytes_to_unicode().values(), *map("".join, merges)]
+    model = BPE({text: id for id, text in enumerate(tokens)}, merges, ignore_merges=True)
+    reference = NativeTokenizer(model)
+    reference.pre_tokenizer = REFERENCES[name]
+    merged = [" ".join(pair) for pair in merges]
+    metadata = {"model": "gpt2", "pre": name, "tokens": tokens, "merges": merged}
+    named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    subject = load_tokenizer(named, architecture="glm4")
+    for text, whole in (("xyz", True), ("yz xyzz", False), (" xyz\nxyz.", True)):
+        found = subject.encode(text)
+        assert found == reference.encode(text).ids and (tokens.index("xyz") in found) == whole
