@@ -93,6 +93,15 @@ class Metadata:
     def get_array(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
         return self.require_array(key, kind) if self.has(key) else None
 
+    def require_size_of(self, key: str, layer: int, *, at_most: int = _MAX_SIZE) -> int:
+        """The integer of a layer, from 1 to `at_most`, from an array or from a single value."""
+        if self.length(key) is None:
+            return self.require_size(key, at_most=at_most)
+        listed = self.require_array(key, int)
+        if layer >= len(listed):
+            raise self.error(key, f"has {len(listed):,} entries, none for layer {layer:,}")
+        return self._size(key, listed[layer], at_most)
+
     def require_per_layer(self, key: str, layers: int, *, at_least: int = 1) -> tuple[int, ...]:
         """An integer from `at_least` on for each layer, from an array or from a single value."""
         assert layers <= MAX_LAYERS

@@ -40,12 +40,16 @@ class ExpertSizes:
     width: int | None
 
     @classmethod
-    def read(cls, metadata: Metadata) -> "ExpertSizes":
-        """Raises ModelFileError for missing or impossible counts."""
+    def read(cls, metadata: Metadata, layer: int = 0) -> "ExpertSizes":
+        """layer: the one whose sizes are read where the file lists those of each layer.
+
+        Raises ModelFileError for missing or impossible counts.
+        """
         count = metadata.require_size("expert_count", at_most=MAX_EXPERTS)
-        used = metadata.require_size("expert_used_count", at_most=count)
+        used = metadata.require_size_of("expert_used_count", layer, at_most=count)
         key = "expert_feed_forward_length"
-        return cls(count, used, metadata.require_size(key) if metadata.has(key) else None)
+        width = metadata.require_size_of(key, layer) if metadata.has(key) else None
+        return cls(count, used, width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,15 @@ def named_by_ollama(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return renamed
 
 
+def widened(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The experts of the last layer with as many further columns, which add nothing."""
+    up, down = "blk.3.ffn_up_exps.weight", "blk.3.ffn_down_exps.weight"
+    return {
+        up: np.concatenate([tensors[up], np.zeros_like(tensors[up])], axis=1),
+        down: np.concatenate([tensors[down], np.zeros_like(tensors[down])], axis=2),
+    }
+
+
 def with_towers(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """One tensor of each model for images and sounds, and of the projectors."""
     names = "v.patch_embd.weight", "a.blk.0.attn_q.weight", "mm.1.weight", "mm.a.fc.weight"
@@ -275,7 +284,19 @@ FAMILIES: Mapping[str, TextFamily] = {
                 keys={"moe_latent_size": None}, config="latent_experts", tensors=named_by_ollama
             ),
             "omni_of_ollama": Variant(architecture="nemotron_h_omni", tensors=with_towers),
+            # As llama.cpp's converter writes Nemotron 3 Puzzle, whose layers differ.
+            "sizes_of_each_layer": Variant(
+                config="latent_experts",
+                keys={
+                    "feed_forward_length": [0, 32, 0, 64],
+                    "expert_feed_forward_length": [0, 32, 0, 64],
+                    "expert_used_count": [0, 3, 0, 3],
+                },
+                tensors=widened,
+            ),
         },
+        effective_keys={"expert_used_count": [0, 3, 0, 2]},
+        refused=(({"expert_used_count": [0, 3, 0]}, "none for layer 3"),),
         wide=WIDE
         | {
             "head_dim": 64,

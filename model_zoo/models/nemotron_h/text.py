@@ -35,7 +35,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     for index in range(sizes.layers):
         scope = w.scope("blk", index)
         if widths[index]:
-            layers.append(_feed_forward_layer(scope, sizes, widths[index]))
+            layers.append(_feed_forward_layer(scope, sizes, index, widths[index]))
         elif recurrent[index]:
             layers.append(_recurrent_layer(scope, sizes, states))
         else:
@@ -54,18 +54,18 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
     return TextLayer(MixerBlock(norm, SelfAttention(w, sizes, index, cache)), cache)
 
 
-def _feed_forward_layer(w: TensorScope, sizes: TextSizes, width: int) -> TextLayer:
+def _feed_forward_layer(w: TensorScope, sizes: TextSizes, index: int, width: int) -> TextLayer:
     norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
-    return TextLayer(RowWiseBlock(((norm, _feed_forward(w, sizes, width)),)), None)
+    return TextLayer(RowWiseBlock(((norm, _feed_forward(w, sizes, index, width)),)), None)
 
 
-def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
-    """The routing of experts is that of DeepSeek V3; in Nemotron 3 Super, they compute in a latent
-    space."""
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int, width: int) -> RowWise:
+    """The routing of experts is that of DeepSeek V3; in Nemotron 3 Super and Puzzle, they compute
+    in a latent space. In Puzzle, their number and width differ between layers."""
     metadata, hidden = sizes.metadata, sizes.hidden
     if metadata.architecture == DENSE:
         return FeedForward(w, hidden=hidden, size=width, curve=relu_squared)
-    counts = ExpertSizes.read(metadata)
+    counts = ExpertSizes.read(metadata, index)
     shared = FeedForward(
         w,
         hidden=hidden,
