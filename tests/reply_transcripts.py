@@ -212,6 +212,11 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         '_time">\n<parameter name="city">x</parameter>\n</invoke>\n</minimax:tool_call>',
         Parsed("TT", "RR", BOTH),
     ),
+    "minimax-m2-xml": (
+        "tools <minimax:tool_call> <think> </think> <response>",
+        "<think>RR</think>\n\n<response>TT</response>",
+        Parsed("<response>TT</response>", "RR"),
+    ),
     "seed": (
         "tools <seed:tool_call> <seed:think> </seed:think>",
         "<seed:think>RR</seed:think>\nTT\n\n<seed:tool_call>\n<function=get_weather>\n<param"

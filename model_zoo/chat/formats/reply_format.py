@@ -50,7 +50,9 @@ _THINKING = (
                   answer_close="[END FINAL RESPONSE]")),
     (("Here is my thought process:", "Here is my response:"),
      ThinkingTags("Here is my thought process:", "Here is my response:")),
-    ((_THINK_END, "<response>"), ThinkingTags(_THINK, _THINK_END, "<response>", "</response>")),
+    # Granite 3.3's instructions; MiniMax M2's template encloses results of tools in these tags.
+    ((_THINK_END, "<response></response>"),
+     ThinkingTags(_THINK, _THINK_END, "<response>", "</response>")),
     ((_THINK_END, "<answer>"), ThinkingTags(_THINK, _THINK_END, "<answer>", "</answer>")),
     ((_THINK_END,), ThinkingTags(_THINK, _THINK_END)),
     # Of templates that end the prompt with it and do not mention its end, as OLMo 3 Think's.

@@ -27,7 +27,7 @@ TEMPLATES = {name: template for name, (template, _, _) in REPLIES.items()} | {
     "harmony": "<|channel|> <|message|>",
     "gemma4": "tools <|tool_call>",
     "deepseek": "tools <｜tool▁calls▁begin｜> <think> </think>",
-    "granite": "tools <|tool_call|> </think> <response>",
+    "granite": "tools <|tool_call|> </think> <response></response>",
     "kimi-k2-thinking": "tools <|tool_calls_section_begin|> <think> </think>",
     "qwen3.5": "tools <tool_call> <function= <think> </think>",
 }

@@ -256,7 +256,7 @@ def test_a_reply_of_the_form_needs_no_call(family: Family) -> None:
 
 
 ENCLOSED = {
-    "granite": ("tools <|tool_call|> </think> <response>", "<response>", "</response>"),
+    "granite": ("tools <|tool_call|> </think> <response></response>", "<response>", "</response>"),
     "hunyuan": ("</think> <answer>", "<answer>\n", "\n</answer>"),
     "apriel": (REPLIES["apriel"][0], "", "\n[END FINAL RESPONSE]"),
 }
