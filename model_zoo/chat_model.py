@@ -20,7 +20,7 @@ from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.shown_texts import refuse_unshown
 from model_zoo.chat.template_choice import TOOL_USE, template_of
 from model_zoo.chat.template_language import as_jinja
-from model_zoo.chat.thinking import thinking_variables
+from model_zoo.chat.thinking import thinking_variables, with_thinking_word
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
@@ -194,7 +194,7 @@ class ChatModel:
         messages, tools = readable(template, messages, tools, self.reply_format.name)
         if reply is ReplyStart.CONTINUED:
             messages, reply = _continued(messages)
-        messages = template.turns.adapted(messages)
+        messages = with_thinking_word(template.turns.adapted(messages), thinking, template)
         images = [part for message in messages for part in message.images]
         self._check_images_supported(images)
         own = {"tools": tools or None, "add_generation_prompt": reply is ReplyStart.NEW}

@@ -1,19 +1,24 @@
 """Sets the variables by which published templates switch thinking on or off."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from model_zoo.chat.message_form import Values, rendered
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from model_zoo.chat.messages import ChatTemplate
+    from model_zoo.chat.messages import ChatTemplate, Message
 
 EFFORTS = ("low", "medium", "high", "max")
 # The names of no effort in templates.
 _NO_EFFORT = ("none", "no_think", "minimal")
 _NAMES = ("reasoning_effort", "reasoning_strength")
+_SWITCHES = ("enable_thinking", "thinking")
+# For which some templates look in messages instead, as Nemotron Nano 2's.
+_WORDS: Mapping[bool, str] = MappingProxyType({True: "/think", False: "/no_think"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,32 @@ def found_efforts(render: Callable[..., str], template: "ChatTemplate") -> Effor
     differing = [effort for effort in accepted if texts[effort] != plain]
     on = None if thinks_by_default else next(reversed(differing), None)
     return Efforts(accepted, off, on)
+
+
+def needs_words(render: Callable[..., str], template: "ChatTemplate") -> bool:
+    """Whether words in messages, and no variables, switch thinking. `render`: as above. Raises
+    TemplateLimitError if a probe exceeds its limits."""
+    if not template.inspected.issuperset(_WORDS.values()):
+        return False
+    asked: list[Values] = [{"role": "user", "content": template.form.content("Probe.")}]
+    on, off = (
+        rendered(partial(render, **dict.fromkeys(_SWITCHES, choice)), asked, None)
+        for choice in _WORDS
+    )
+    return on == off
+
+
+def with_thinking_word(
+    messages: Sequence["Message"], thinking: bool | str | None, template: "ChatTemplate"
+) -> Sequence["Message"]:
+    """The messages, with the word for the choice at the end of the last one of the user, if the
+    template needs words. None: the template's default."""
+    asked = [at for at, message in enumerate(messages) if message.role == "user"]
+    if thinking is None or not asked or not template.needs_words:
+        return messages
+    last, word = messages[asked[-1]], f" {_WORDS[bool(thinking)]}"
+    content = last.content + word if isinstance(last.content, str) else (*last.content, word)
+    return [*messages[: asked[-1]], replace(last, content=content), *messages[asked[-1] + 1 :]]
 
 
 def thinking_variables(thinking: bool | str | None, template: "ChatTemplate") -> dict[str, Any]:

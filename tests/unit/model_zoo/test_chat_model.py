@@ -12,12 +12,13 @@ import pytest
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from model_zoo.chat.template_language import as_jinja
-from model_zoo.chat.thinking import EFFORTS
+from model_zoo.chat.thinking import EFFORTS, with_thinking_word
 from model_zoo.chat_model import ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
     CALLS,
+    IMAGE,
     RESULT,
     TALKS,
     THINKING,
@@ -226,6 +227,39 @@ def test_a_participants_name_reaches_the_template_as_transformers_hands_it() -> 
 def test_an_unknown_effort_is_refused() -> None:
     with pytest.raises(RequestError, match='"<b>" is not one of low, medium, high, max'):
         prompt_of(model_with("x"), thinking="<b>")
+
+
+# As Nemotron Nano 2's.
+SWITCHED_BY_WORDS = (
+    "{% set ns = namespace(enable_thinking=true) %}{% for m in messages %}"
+    "{% if '/think' in m.content %}{% set ns.enable_thinking = true %}"
+    "{% elif '/no_think' in m.content %}{% set ns.enable_thinking = false %}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content.replace('/think', '').replace('/no_think', '').strip() }};"
+    "{% endfor %}{% if add_generation_prompt %}a:<think>"
+    "{{ '' if ns.enable_thinking else '</think>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("words", [(), ("/think",), ("/no_think",)])
+def test_words_in_messages_switch_thinking_of_templates_that_look_for_them(words) -> None:
+    model = model_with(SWITCHED_BY_WORDS)
+    asked = [Message("system", " ".join(("s", *words))), *HI, Message("assistant", "yes")]
+    said = "s:s;u:hi;a:yes;u:so;a:<think>"
+    asked.append(Message("user", "so"))
+    unswitched = said + ("</think>" if words == ("/no_think",) else "")
+    assert prompt_of(model, asked) == unswitched
+    assert prompt_of(model, asked, thinking=True) == said
+    assert prompt_of(model, asked, thinking="low") == said
+    assert prompt_of(model, asked, thinking=False) == f"{said}</think>"
+    assert model.template is not None
+    [joined] = with_thinking_word([Message("user", ("a", IMAGE))], False, model.template)
+    assert joined.content == ("a", IMAGE, " /no_think")
+
+
+def test_no_words_are_added_where_a_variable_switches_thinking() -> None:
+    source = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+    model = model_with(source + "{{ enable_thinking }}" + SWITCHED_BY_WORDS)
+    assert prompt_of(model, thinking=False) == "Falseu:hi;a:<think>"
 
 
 def test_images_are_refused_without_a_vision_model() -> None:
