@@ -61,6 +61,8 @@ FAMILIES: Mapping[str, TextFamily] = {
             "tied_with_biases": TIED | {"attention_bias": True, "num_key_value_heads": 4},
         },
         wide=WIDE_HEADS,
+        # As former converters of llama.cpp wrote what settings of dense models state.
+        variants={"counts_one": Variant(keys={"expert_count": 1, "expert_used_count": 1})},
     ),
     "hunyuan-moe": TextFamily(
         HunYuanMoEV1Config,

@@ -7,7 +7,7 @@ from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.experts import ExpertOptions, experts_or_dense
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
@@ -66,10 +66,10 @@ def _rotated_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
     """SwiGLU, or experts and a shared one, which is as wide as a dense feed-forward if the file
-    states no width."""
-    options = None
-    if sizes.metadata.get("expert_count", int, 0):
-        width = sizes.metadata.get_size(SHARED, sizes.feed_forward[index])
-        shared = GatedFeedForward(w, hidden=sizes.hidden, size=width, suffix="_shexp")
-        options = ExpertOptions(shared=shared)
-    return experts_or_dense(w, sizes, index, options)
+    states no width. Some files of dense models count one expert, as their settings do."""
+    dense = sizes.feed_forward[index]
+    if sizes.metadata.get("expert_count", int, 0) <= 1:
+        return GatedFeedForward(w, hidden=sizes.hidden, size=dense)
+    width = sizes.metadata.get_size(SHARED, dense)
+    shared = GatedFeedForward(w, hidden=sizes.hidden, size=width, suffix="_shexp")
+    return Experts.read(w, sizes, ExpertOptions(shared=shared))
