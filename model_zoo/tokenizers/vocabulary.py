@@ -59,9 +59,11 @@ END_TEXTS = frozenset(
 _WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 # Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins: a token
 # of their vocabularies, and the texts. llama.cpp does not know them, and its converter states some.
+# Nemotron Nano 2 has `<SPECIAL_12>` behind answers besides.
 _NEXT_TURNS = (
     ("[gMASK]", ("<|user|>", "<|observation|>")),
     ("<extra_id_0>", ("<extra_id_1>",)),
+    ("<SPECIAL_10>", ("<SPECIAL_11>", "<SPECIAL_12>")),
     ("<start_function_call>", ("<start_function_response>",)),
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

@@ -85,6 +85,8 @@ def test_nemotrons_turns_end_where_the_next_one_begins() -> None:
     nemotron = {"</s>": CONTROL, "<extra_id_0>": CONTROL, "<extra_id_1>": CONTROL}
     assert ends(nemotron) == {"</s>", "<extra_id_1>"}
     assert ends({"<extra_id_0>": NORMAL, "<extra_id_1>": NORMAL}) == set()
+    hybrid = dict.fromkeys(("</s>", "<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"), CONTROL)
+    assert ends(hybrid, eos_token_id=258) == {"</s>", "<SPECIAL_11>", "<SPECIAL_12>"}
 
 
 @pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
