@@ -23,7 +23,7 @@ from model_zoo.chat.message_form import (
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.template import Template
-from model_zoo.chat.thinking import Efforts, found_efforts, needs_words
+from model_zoo.chat.thinking import Efforts, ThinkingWords, found_efforts, found_words
 from model_zoo.chat.turns import TurnRules, turn_rules
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError, TemplateLimitError
@@ -117,9 +117,9 @@ class ChatTemplate:
 
     `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
     and constant texts that it reads. `form`: the form of messages and tools that it reads. `turns`:
-    which turns it renders. `efforts`: the efforts of thinking that it accepts. `needs_words`:
-    whether only words in messages switch thinking. `most`: upper limits of each rendering, as for
-    `Template`.
+    which turns it renders. `efforts`: the efforts of thinking that it accepts. `thinking_words`:
+    the words in messages that switch thinking, if no variables do. `most`: upper limits of each
+    rendering, as for `Template`.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class ChatTemplate:
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self.form, self.turns, self.efforts = assumed_form(self.reads), TurnRules(), Efforts()
-        self.needs_words = False
+        self.thinking_words: ThinkingWords | None = None
         try:
             self.form = found_form(self._probed, self.reads, self._template.variables)
             self.turns = turn_rules(partial(self._probed, self.form), self.form, self.reads)
             self.efforts = found_efforts(partial(self._probed, self.form), self)
-            self.needs_words = needs_words(partial(self._probed, self.form), self)
+            self.thinking_words = found_words(partial(self._probed, self.form), self)
         except TemplateLimitError:
             _log.warning(
                 "The chat template exceeds its limits on short conversations, so it gets all "

@@ -1,24 +1,37 @@
 """Sets the variables by which published templates switch thinking on or off."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from model_zoo.chat.message_form import Values, rendered
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from model_zoo.chat.messages import ChatTemplate, Message
+    from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 
 EFFORTS = ("low", "medium", "high", "max")
 # The names of no effort in templates.
 _NO_EFFORT = ("none", "no_think", "minimal")
 _NAMES = ("reasoning_effort", "reasoning_strength")
 _SWITCHES = ("enable_thinking", "thinking")
-# For which some templates look in messages instead, as Nemotron Nano 2's.
-_WORDS: Mapping[bool, str] = MappingProxyType({True: "/think", False: "/no_think"})
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingWords:
+    """Words that switch thinking in the last message of the user, or in a first system message."""
+
+    on: str
+    off: str
+    role: Literal["user", "system"] = "user"
+
+
+# For which some templates look in messages instead: those of Nemotron Nano 2 and of Nemotron-H.
+_WORDS = (
+    ThinkingWords("/think", "/no_think"),
+    ThinkingWords("{'reasoning': True}", "{'reasoning': False}", "system"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +81,47 @@ def found_efforts(render: Callable[..., str], template: "ChatTemplate") -> Effor
     return Efforts(accepted, off, on)
 
 
-def needs_words(render: Callable[..., str], template: "ChatTemplate") -> bool:
-    """Whether words in messages, and no variables, switch thinking. `render`: as above. Raises
+def found_words(render: Callable[..., str], template: "ChatTemplate") -> ThinkingWords | None:
+    """The words that switch thinking, if no variables do. `render`: as above. Raises
     TemplateLimitError if a probe exceeds its limits."""
-    if not template.inspected.issuperset(_WORDS.values()):
-        return False
+    found = (words for words in _WORDS if {words.on, words.off} <= template.inspected)
+    words = next(found, None)
+    if words is None:
+        return None
     asked: list[Values] = [{"role": "user", "content": template.form.content("Probe.")}]
     on, off = (
         rendered(partial(render, **dict.fromkeys(_SWITCHES, choice)), asked, None)
-        for choice in _WORDS
+        for choice in (True, False)
     )
-    return on == off
+    return words if on == off else None
 
 
 def with_thinking_word(
     messages: Sequence["Message"], thinking: bool | str | None, template: "ChatTemplate"
 ) -> Sequence["Message"]:
-    """The messages, with the word for the choice at the end of the last one of the user, if the
-    template needs words. None: the template's default."""
+    """The messages, with the word for the choice if the template needs one. None: the template's
+    default."""
     asked = [at for at, message in enumerate(messages) if message.role == "user"]
-    if thinking is None or not asked or not template.needs_words:
+    words = template.thinking_words
+    if thinking is None or not asked or words is None:
         return messages
-    last, word = messages[asked[-1]], f" {_WORDS[bool(thinking)]}"
-    content = last.content + word if isinstance(last.content, str) else (*last.content, word)
-    return [*messages[: asked[-1]], replace(last, content=content), *messages[asked[-1] + 1 :]]
+    word, other = (words.on, words.off) if thinking else (words.off, words.on)
+    at = asked[-1] if words.role == "user" else 0
+    if messages[at].role != words.role:
+        return [replace(messages[asked[-1]], role="system", content=word, name=None), *messages]
+    switched = replace(messages[at], content=_switched(messages[at].content, word, other))
+    return [*messages[:at], switched, *messages[at + 1 :]]
+
+
+def _switched(
+    content: "str | tuple[str | ImagePart, ...]", word: str, other: str
+) -> "str | tuple[str | ImagePart, ...]":
+    """The content of a message with `word` in place of `other`, or behind it."""
+    if not isinstance(content, str):
+        parts = (each.replace(other, word) if isinstance(each, str) else each for each in content)
+        return (*parts, f" {word}")
+    text = content.replace(other, word)
+    return text if word in text else f"{text} {word}"
 
 
 def thinking_variables(thinking: bool | str | None, template: "ChatTemplate") -> dict[str, Any]:

@@ -256,6 +256,29 @@ def test_words_in_messages_switch_thinking_of_templates_that_look_for_them(words
     assert joined.content == ("a", IMAGE, " /no_think")
 
 
+# Nemotron-H's.
+SWITCHED_BY_SYSTEM_MESSAGE = (
+    "{% if messages[0].role == 'system' %}s:{{ messages[0].content.strip() }};{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}u:{{ m.content.strip() }};a:"
+    "{% if loop.last and messages[0].role == 'system' %}"
+    "{% if \"{'reasoning': True}\" in messages[0].content %}<think>"
+    "{% elif \"{'reasoning': False}\" in messages[0].content %}<think></think>{% endif %}"
+    "{% endif %}{% elif m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+)
+ON, OFF = "{'reasoning': True}", "{'reasoning': False}"
+
+
+def test_words_in_the_system_message_switch_thinking_of_templates_that_look_there() -> None:
+    model = model_with(SWITCHED_BY_SYSTEM_MESSAGE)
+    assert prompt_of(model) == "u:hi;a:"
+    assert prompt_of(model, thinking=True) == f"s:{ON};u:hi;a:<think>"
+    assert prompt_of(model, thinking=False) == f"s:{OFF};u:hi;a:<think></think>"
+    for said in ("s", f"s {ON}", f"s {OFF}"):
+        asked = [Message("system", said), *HI]
+        assert prompt_of(model, asked, thinking="high") == f"s:s {ON};u:hi;a:<think>"
+        assert prompt_of(model, asked, thinking=False) == f"s:s {OFF};u:hi;a:<think></think>"
+
+
 def test_no_words_are_added_where_a_variable_switches_thinking() -> None:
     source = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
     model = model_with(source + "{{ enable_thinking }}" + SWITCHED_BY_WORDS)
