@@ -11,11 +11,13 @@ from transformers import MllamaForCausalLM, MllamaTextConfig
 from transformers.models.mllama import modeling_mllama, processing_mllama
 
 from runtime.engine.request import ImageSpan
-from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import PreparedImage
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny
+from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
 TILES, TILE_ROWS = 3, 5  # patches of 14 in a square of 28, and one row more
+IMAGE_ROWS = TILES * TILE_ROWS
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 5,
@@ -73,37 +75,17 @@ class Picture:
 
     @property
     def prepared(self) -> PreparedImage:
-        """Its only pixel is its digest."""
-        pixels = torch.tensor([float(int.from_bytes(self.digest, "big"))])
-        return PreparedImage(pixels, (1, 1), self.digest, TILES * TILE_ROWS)
+        """As `picture_tower` encodes it."""
+        return picture(int.from_bytes(self.digest, "big"), IMAGE_ROWS)
 
     @property
     def features(self) -> Tensor:
-        """[TILES * TILE_ROWS, hidden], a function of the digest."""
-        draw = torch.Generator().manual_seed(int.from_bytes(self.digest, "big"))
-        return torch.randn(TILES * TILE_ROWS, SIZES["hidden_size"], generator=draw)
+        """[IMAGE_ROWS, hidden], a function of the digest."""
+        return features_of(self.digest, IMAGE_ROWS, SIZES["hidden_size"])
 
 
-class PictureTower:
-    """A tower that returns the features of pictures and records which it encodes."""
-
-    limits = ImageLimits(
-        TILES * TILE_ROWS,
-        ImageOutline((1,), (1, 1), TILES * TILE_ROWS),
-        SIZES["hidden_size"],
-        torch.float32,
-    )
-
-    def __init__(self) -> None:
-        self.encoded: list[bytes] = []
-
-    def activation_bytes(self, images: int) -> int:
-        return 0
-
-    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        digests = [bytes([int(pixel)]) for pixel in pixels.flatten().tolist()]
-        self.encoded += digests
-        return torch.stack([Picture(0, TILES, digest).features for digest in digests])
+def picture_tower() -> PretendTower:
+    return PretendTower(rows=IMAGE_ROWS, width=SIZES["hidden_size"])
 
 
 def logits_of_twin(

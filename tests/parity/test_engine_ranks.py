@@ -31,10 +31,10 @@ from runtime.engine.request import (
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.vision.encoder import LocalEncoder
 from runtime.worker.runner import DeviceRunner
-from tests.families import image_rows
 from tests.families.engine_runs import SLIDING, answers, mixed_requests, running
 from tests.families.text_families import TEXT_MODELS
-from tests.parity.vision import test_engine_images
+from tests.parity.vision import test_engine_vision
+from tests.parity.vision.image_text_models import mllama
 from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama
@@ -201,13 +201,11 @@ def test_images_in_the_text_reach_all_ranks(tmp_path, three) -> None:
 
 
 def test_cross_attention_images_reach_all_ranks(tmp_path, three) -> None:
-    path = tmp_path / "tiny.gguf"
-    twin = image_rows.write_with_image_size(path, image_rows.tiny_config())
-    model = load(path, device=CPU, dtype=torch.float32)
-    requests = [request for request, _ in test_engine_images.mixed_requests(model, twin)[:8]]
-    with test_engine_images.running(model) as engine:
+    path, tiny = tmp_path / "mllama.gguf", mllama(tmp_path)
+    requests = list(itertools.islice(test_engine_vision.mixed_requests(tiny), 8))
+    with test_engine_vision.running(tiny) as engine:
         alone = answers(engine, requests, together=True)
-    encoder = LocalEncoder(image_rows.PictureTower(), device=CPU, weight_bytes=0)
+    encoder = LocalEncoder(tiny.tower(), device=CPU, weight_bytes=0)
     with divided_engine(path, three[:1], encoder=encoder) as (_, engine):
         divided = answers(engine, requests, together=True)
     assert [d.tokens for d in divided] == [d.tokens for d in alone]

@@ -33,7 +33,7 @@ from runtime.engine.request import (
 )
 from runtime.vision.encoder import LocalEncoder
 from tests.families.engine_runs import CPU, collect
-from tests.families.image_rows import Picture, PictureTower, tiny_config, write_with_image_size
+from tests.families.image_rows import Picture, picture_tower, tiny_config, write_with_image_size
 from tests.families.text_families import TEXT_MODELS
 
 CONTEXT = 192
@@ -177,7 +177,7 @@ def _running(soaked: SoakModel, options: EngineOptions) -> Iterator[AsyncEngine]
         soaked.model.tokenizer.token_bytes,
         device=CPU,
         options=options,
-        encoder=LocalEncoder(PictureTower(), device=CPU, weight_bytes=0) if reads else None,
+        encoder=LocalEncoder(picture_tower(), device=CPU, weight_bytes=0) if reads else None,
     )
     engine.start()
     try:

@@ -24,8 +24,17 @@ from model_zoo.layers.rope import axes_of
 from model_zoo.layers.stack import LayerStack
 from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
+from runtime.vision.encoder import PreparedImage
+from tests.families.image_rows import (
+    IMAGE_ROWS,
+    TILE_ROWS,
+    Picture,
+    logits_of_twin,
+    tiny_config,
+    write_with_image_size,
+)
 from tests.tiny_models import write_tiny
-from tests.unit.runtime.vision.fake_tower import features_of
+from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
 HIDDEN, FREQUENCIES, WINDOW, DEEP = 64, 8, 11, 2
 SIZES = {
@@ -42,23 +51,47 @@ BASE = {"rope_type": "default", "rope_theta": 10000.0}
 # Rows and columns of the features of each image, by its number.
 GRIDS = {1: (2, 3), 2: (5, 2), 3: (3, 3), 4: (1, 4)}
 LARGEST = max(rows * columns for rows, columns in GRIDS.values())
+# Of images that layers attend to: the tiles of each, and how many a request may have.
+TILES_OF = {1: 3, 2: 1, 3: 2, 4: 3}
+MOST_IMAGES = 4
 
 Logits = Callable[[Sequence[int], Sequence[ImageSpan]], Tensor]
 
 
 @dataclass(frozen=True)
 class ImageTextModel:
-    """`logits` of `transformers`: tokens and images -> [tokens, vocabulary]."""
+    """`logits` of `transformers`: tokens and images -> [tokens, vocabulary]. `image_token`: where
+    layers attend to images beside the text, the only token of one in it."""
 
     model: ChatModel
     logits: Logits
     width: int
-    whole: bool
+    whole: bool = False
+    image_token: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of features of the largest image."""
+        return LARGEST if self.image_token is None else IMAGE_ROWS
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of the images that a request may need in one step."""
+        return self.rows if self.image_token is None else self.rows * MOST_IMAGES
+
+    def tower(self) -> PretendTower:
+        return PretendTower(rows=self.rows, width=self.width, whole=self.rows * self.whole)
+
+    def image(self, number: int) -> PreparedImage:
+        rows, columns = GRIDS[number]
+        return picture(number, rows * columns if self.image_token is None else IMAGE_ROWS)
 
     def span(self, start: int, number: int) -> ImageSpan:
-        rows, columns = GRIDS[number]
+        image = self.image(number)
+        if self.image_token is not None:
+            return Picture(start, TILES_OF[number], image.digest).span
         grid = GRIDS[number] if self.model.decoder.position_axes > 1 else None
-        return ImageSpan(start, rows * columns, self.whole, bytes([number]), grid=grid)
+        return ImageSpan(start, image.rows, self.whole, image.digest, grid=grid)
 
 
 def gemma3(folder: Path) -> ImageTextModel:
@@ -108,10 +141,27 @@ def qwen3vl(folder: Path) -> ImageTextModel:
 
     model = load(path, device=torch.device("cpu"), dtype=torch.float32)
     _rotate_by(model, axes_of(sections, FREQUENCIES, interleaved=True))
-    return ImageTextModel(model, logits, width, whole=False)
+    return ImageTextModel(model, logits, width)
 
 
-MODELS: Mapping[str, Callable[[Path], ImageTextModel]] = {"gemma3": gemma3, "qwen3vl": qwen3vl}
+def mllama(folder: Path) -> ImageTextModel:
+    """Layers attend to the images before each position, whose rows are no positions of the text."""
+    path = folder / "mllama.gguf"
+    twin = write_with_image_size(path, tiny_config())
+
+    def logits(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Tensor:
+        pictures = [Picture(i.start, i.cross_rows // TILE_ROWS, i.digest) for i in images]
+        return logits_of_twin(twin, list(tokens), pictures)
+
+    model = load(path, device=torch.device("cpu"), dtype=torch.float32)
+    return ImageTextModel(model, logits, HIDDEN, image_token=twin.config.vocab_size)
+
+
+MODELS: Mapping[str, Callable[[Path], ImageTextModel]] = {
+    "gemma3": gemma3,
+    "qwen3vl": qwen3vl,
+    "mllama": mllama,
+}
 
 
 def _rotate_by(model: ChatModel, axes: Tensor) -> None:
