@@ -40,9 +40,8 @@ from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
+from tests.checkout import DEMO_MODEL, ROOT
 
-ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "models" / "demo.gguf"
 PACKAGES = ("serve_app", "model_zoo", "runtime")
 # The stages of a request: its handler, the choice of a replica, sending and receiving it, the
 # template, tokenization, and the engine.
@@ -184,7 +183,11 @@ def _name(code: CodeType) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.call_path", description=__doc__)
     parser.add_argument(
-        "model", type=Path, nargs="?", default=DEMO, help="a GGUF file; default: the demo model"
+        "model",
+        type=Path,
+        nargs="?",
+        default=DEMO_MODEL,
+        help="a GGUF file; default: the demo model",
     )
     arguments = parser.parse_args()
     settings = ModelSettings(name="demo", source=str(arguments.model), threads=1, device="cpu")

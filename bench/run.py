@@ -19,10 +19,11 @@ from bench.report import Results, Row, results_page
 from bench.sections import DRAFTS, GAPS, HOST, MODELS, SPECULATION, TURNS, publish
 from bench.speculation import speculation_section
 from bench.start import start_rows
-from bench.streams import DEMO, stream_rows
+from bench.streams import stream_rows
 from bench.turns import turns_section
 from bench.vocabulary import SIZE, find_vocabulary
 from runtime.host_limits import usable_cpus
+from tests.checkout import DEMO_MODEL
 
 ALL_TYPES = [*LABELS, MOE]
 
@@ -83,7 +84,7 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
         if not arguments.keep:
             path.unlink()
     streams = stream_rows(plan.setting.threads, plan.rounds)
-    starts = start_rows("demo", DEMO, plan.setting.threads, plan.rounds) + starts
+    starts = start_rows("demo", DEMO_MODEL, plan.setting.threads, plan.rounds) + starts
     sampler = sampler_shares(rows, plan)
     return Results(machine, rows, served, streams, starts, alone, sampler, agreement)
 

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,11 +17,13 @@ import httpx
 import yaml
 
 from serve_app.cli.serve import environment
+from tests.checkout import ROOT
+from tests.loopback import free_port
 
 START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 90
 ASK_EVERY_S = 0.05
-QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 class Server:
@@ -119,12 +119,3 @@ class Server:
         message = self.log()[-4000:]
         self.close()
         raise SystemExit(f"The server did not become ready:\n{message}")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nothing listens. It is none of those that the kernel chooses,
-    many of which Ray's processes get before the server listens."""
-    while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,6 +17,7 @@ import httpx
 from bench.contender import in_turns
 from bench.report import Row
 from bench.server import Server
+from tests.checkout import DEMO_MODEL
 
 STREAMS = (1, 8, 64, 256)
 ANSWER_TOKENS = 64
@@ -25,7 +25,6 @@ WARM_UP_TOKENS = 8
 PROMPT_TOKENS = 16
 CONTEXT_TOKENS = 128
 NAME = "measured"
-DEMO = Path(__file__).parents[1] / "models" / "demo.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _rows(count: int, first: Sequence[Load], second: Sequence[Load]) -> list[Row
 def _model(threads: int) -> dict[str, Any]:
     return {
         "name": NAME,
-        "source": str(DEMO),
+        "source": str(DEMO_MODEL),
         "device": "cpu",
         "threads": threads,
         "context_tokens": CONTEXT_TOKENS,

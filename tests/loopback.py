@@ -24,7 +24,7 @@ PIECE = 16 << 10
 
 def free_port() -> int:
     """A port of 127.0.0.1 on which nothing listens. It is none of those that the kernel chooses,
-    one of which another process could get before it is used."""
+    many of which Ray's and other processes could get before it is used."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

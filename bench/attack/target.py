@@ -16,8 +16,8 @@ import yaml
 
 from bench.server import QUICKSTART, Server
 from serve_app.cli.ray_folders import ray_folder
+from tests.checkout import DEMO_MODEL
 
-DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
 MAX_UPLOAD_BYTES = 64 * 2**20
 # The name of a model whose file attacks may overwrite.
 REWRITTEN = "rewritten"
@@ -104,14 +104,14 @@ def serving(keys: Keys | None) -> Iterator[Target]:
 def _arguments(folder: Path, keys: Keys | None) -> dict[str, Any]:
     """Those of the application."""
     [quickstart] = yaml.safe_load(QUICKSTART.read_text())["applications"]
-    demo = {**quickstart["args"]["models"][0], "source": str(DEMO), "threads": 1}
+    demo = {**quickstart["args"]["models"][0], "source": str(DEMO_MODEL), "threads": 1}
     if keys is None:
         return {"models": [demo]}
     demo["num_cpus"] = 0.2
     path = folder / "keys.yaml"
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(keys.entries()))
-    source = str(shutil.copy(DEMO, folder / "rewritten.gguf"))
+    source = str(shutil.copy(DEMO_MODEL, folder / "rewritten.gguf"))
     return {
         "models": [demo, {**demo, "name": REWRITTEN, "source": source}],
         "api_keys_file": str(path),

@@ -11,8 +11,7 @@ from bench.chaos.cluster import FIRST_WAITING, ChaosCluster, Size, deploy, runni
 from bench.chaos.questions import has_vision, questions
 from bench.chaos.tally import Tally
 from bench.chaos.victims import Killer
-
-MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
+from tests.checkout import DEMO_MODEL
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def _size(arguments: argparse.Namespace, *, vision: bool) -> Size:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL, help="a GGUF file")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="a GGUF file")
     parser.add_argument("--streams", type=int, default=64, help="at once")
     parser.add_argument("--seconds", type=float, default=75.0, help="of killing")
     parser.add_argument("--hours", type=float, help="instead of seconds")

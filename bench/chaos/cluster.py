@@ -18,13 +18,13 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.schema import ReplicaState
 
-from bench.server import free_port
 from serve_app.app import build
 from serve_app.cli.serve import SERVE_ENVIRONMENT
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND
+from tests.checkout import ROOT
+from tests.loopback import free_port
 
 NAME = "chaos"
-ROOT = Path(__file__).parents[2]
 FIRST_WAITING = 512
 STORE_BYTES = 80 * 2**20
 START_TIMEOUT_S = 120.0

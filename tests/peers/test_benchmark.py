@@ -13,6 +13,7 @@ from bench.measure import Plan, against_rest
 from bench.peer import system_info
 from bench.run import ALL_TYPES
 from bench.sections import DRAFTS, MODELS
+from tests.checkout import DEMO_MODEL
 
 PLAN = Plan(2, Setting(1, 64, 1, 64), Prompts(1000))
 
@@ -83,8 +84,7 @@ def test_a_part_of_the_settings_does_not_replace_all_of_them(
     monkeypatch.setattr(real, "first_token_rows", lambda *_: [])
     monkeypatch.setattr(real, "_accuracies", lambda *_: {})
     monkeypatch.setattr(real, "_section", lambda *_: "")
-    demo = Path(__file__).parents[2] / "models" / "demo.gguf"
-    monkeypatch.setattr(sys, "argv", ["real", "--source", str(demo), *options])
+    monkeypatch.setattr(sys, "argv", ["real", "--source", str(DEMO_MODEL), *options])
     real.main()
     assert bool(found) == writes
 
