@@ -14,7 +14,7 @@ from model_zoo.chat.formats.events import (
     Thinking,
 )
 from model_zoo.chat.formats.reply_parser import ReplyParser
-from model_zoo.chat.formats.source import decoded
+from model_zoo.chat.formats.scanner import decoded
 from serve_app.api.tools import new_call_id
 from serve_app.messages.tasks import ChatDelta
 

@@ -16,8 +16,8 @@ from model_zoo.chat.formats.events import (
     Text,
     Thinking,
 )
+from model_zoo.chat.formats.scanner import Malformed, Scanner, Steps, decoded, encoded
 from model_zoo.chat.formats.schema_place import Place, Reading
-from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded, encoded
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
@@ -36,11 +36,11 @@ class Calls:
     the request declares them.
     """
 
-    def __init__(self, source: Source, tools: Tools) -> None:
+    def __init__(self, scanner: Scanner, tools: Tools) -> None:
         self.tools = tools
         self.declared_only = False
         self.ignored: frozenset[str] = frozenset()
-        self._source = source
+        self._scanner = scanner
         self._count = 0
         self._open = False
         self._ignoring = False
@@ -77,27 +77,27 @@ class Calls:
 
     def end(self) -> None:
         if self._withheld is not None:
-            self._source.events += self._withheld
+            self._scanner.events += self._withheld
             self._leave_thinking()
         self._add(CallEnd(self._count))
         self._close()
-        self._source.record()  # text that follows is not part of this call, even if malformed
+        self._scanner.record()  # text that follows is not part of this call, even if malformed
 
     def read(self, opener: str, grammar: "Grammar") -> Steps[bool]:
         """Reads calls by `grammar`, after `opener`. Malformed calls become text; returns False."""
-        self._source.record(opener)
+        self._scanner.record(opener)
         try:
-            yield from grammar(self._source, self)
+            yield from grammar(self._scanner, self)
         except Malformed:
-            text = self._source.recorded()
+            text = self._scanner.recorded()
             if self._withheld is not None:
-                self._source.events.append(Thinking(text))
+                self._scanner.events.append(Thinking(text))
                 self._open = False
             elif self._open and not self._ignoring:
-                self._source.events.append(CallAborted(self._count, text))
+                self._scanner.events.append(CallAborted(self._count, text))
                 self._close()
             else:
-                self._source.events.append(Text(text))
+                self._scanner.events.append(Text(text))
                 self._open = False
             return False
         return True
@@ -108,18 +108,18 @@ class Calls:
         The first call is reported when it is complete, because malformed ones are thinking.
         """
         before, self._withheld = self._count, []
-        self._source.fence(closer)
+        self._scanner.fence(closer)
         yield from self.read(opener, grammar)
         self._leave_thinking()
         return self._count > before
 
     def _leave_thinking(self) -> None:
         self._withheld = None
-        self._source.fence("")
+        self._scanner.fence("")
 
     def _add(self, event: Event) -> None:
         if not self._ignoring:
-            (self._source.events if self._withheld is None else self._withheld).append(event)
+            (self._scanner.events if self._withheld is None else self._withheld).append(event)
 
     def _close(self) -> None:
         assert self._open
@@ -128,16 +128,16 @@ class Calls:
             self._count += 1
 
 
-Grammar = Callable[[Source, Calls], Steps[None]]
+Grammar = Callable[[Scanner, Calls], Steps[None]]
 
 
-def json_object(source: Source, calls: Calls) -> Steps[None]:
+def json_object(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`{"name": ..., "arguments": {...}}`, also within `{"type": "function", "function": ...}`.
 
     The arguments are passed on as they arrive if the name precedes them.
     """
     found: dict[str, Any] = {}
-    yield from _members(source, calls, found, nested=False)
+    yield from _members(scanner, calls, found, nested=False)
     if "ended" not in found:
         arguments = found.get("arguments", {})
         if isinstance(arguments, str):
@@ -151,122 +151,122 @@ def json_object(source: Source, calls: Calls) -> Steps[None]:
     calls.end()
 
 
-def _members(source: Source, calls: Calls, found: dict[str, Any], *, nested: bool) -> Steps[None]:
-    yield from source.expect("{")
-    yield from source.space()
-    if (yield from source.starts_with(("}",))):
+def _members(scanner: Scanner, calls: Calls, found: dict[str, Any], *, nested: bool) -> Steps[None]:
+    yield from scanner.expect("{")
+    yield from scanner.space()
+    if (yield from scanner.starts_with(("}",))):
         return
     while True:
-        key = yield from json_string(source)
+        key = yield from json_string(scanner)
         if calls.declared_only and key not in _KEYS:
             raise Malformed
-        yield from source.space()
-        yield from source.expect(":")
-        yield from source.space()
-        first = yield from source.peek()
+        yield from scanner.space()
+        yield from scanner.expect(":")
+        yield from scanner.space()
+        first = yield from scanner.peek()
         if key in ARGUMENTS and "name" in found and first == "{":
             calls.begin(found["name"], found.get("id"))
-            yield from source.json(calls.arguments)
+            yield from scanner.json(calls.arguments)
             found["ended"] = True
         elif key == "function" and first == "{" and not nested:
-            yield from _members(source, calls, found, nested=True)
+            yield from _members(scanner, calls, found, nested=True)
         else:
-            value = yield from _value(source)
+            value = yield from _value(scanner)
             if key in ARGUMENTS:
                 found["arguments"] = value
             elif key in NAMES or (key == "function" and not nested):
                 found["name"] = calls.checked_name(value)
             elif key in IDS:
                 found["id"] = value
-        yield from source.space()
-        if (yield from source.expect(",", "}")) == "}":
+        yield from scanner.space()
+        if (yield from scanner.expect(",", "}")) == "}":
             return
-        yield from source.space()
+        yield from scanner.space()
 
 
-def json_list(source: Source, calls: Calls) -> Steps[None]:
+def json_list(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`[{"name": ..., "arguments": {...}}, ...]`, with at least one call."""
-    yield from source.expect("[")
-    yield from source.space()
+    yield from scanner.expect("[")
+    yield from scanner.space()
     while True:
-        yield from json_object(source, calls)
-        yield from source.space()
-        if (yield from source.expect(",", "]")) == "]":
+        yield from json_object(scanner, calls)
+        yield from scanner.space()
+        if (yield from scanner.expect(",", "]")) == "]":
             return
-        yield from source.space()
+        yield from scanner.space()
 
 
-def json_calls(source: Source, calls: Calls) -> Steps[None]:
+def json_calls(scanner: Scanner, calls: Calls) -> Steps[None]:
     """A JSON object or a list of them."""
-    yield from source.space()
-    first = yield from source.peek()
-    yield from (json_list if first == "[" else json_object)(source, calls)
+    yield from scanner.space()
+    first = yield from scanner.peek()
+    yield from (json_list if first == "[" else json_object)(scanner, calls)
 
 
-def json_sequence(source: Source, calls: Calls) -> Steps[None]:
+def json_sequence(scanner: Scanner, calls: Calls) -> Steps[None]:
     """A list of JSON objects, or one or more objects separated by white space."""
-    yield from json_calls(source, calls)
-    yield from source.space()
-    while (yield from source.peek()) == "{":
-        yield from json_object(source, calls)
-        yield from source.space()
+    yield from json_calls(scanner, calls)
+    yield from scanner.space()
+    while (yield from scanner.peek()) == "{":
+        yield from json_object(scanner, calls)
+        yield from scanner.space()
 
 
-def json_by_name(source: Source, calls: Calls) -> Steps[None]:
+def json_by_name(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`[{NAME: {…}}, …]`, with at least one call."""
-    yield from source.expect("[")
-    yield from source.space()
+    yield from scanner.expect("[")
+    yield from scanner.space()
     while True:
-        yield from source.expect("{")
-        yield from source.space()
-        name = yield from json_string(source)
-        yield from source.space()
-        yield from source.expect(":")
-        yield from arguments_of(source, calls, name)
-        yield from source.space()
-        yield from source.expect("}")
-        yield from source.space()
-        if (yield from source.expect(",", "]")) == "]":
+        yield from scanner.expect("{")
+        yield from scanner.space()
+        name = yield from json_string(scanner)
+        yield from scanner.space()
+        yield from scanner.expect(":")
+        yield from arguments_of(scanner, calls, name)
+        yield from scanner.space()
+        yield from scanner.expect("}")
+        yield from scanner.space()
+        if (yield from scanner.expect(",", "]")) == "]":
             return
-        yield from source.space()
+        yield from scanner.space()
 
 
 def arguments_of(
-    source: Source, calls: Calls, name: str, identity: str | None = None
+    scanner: Scanner, calls: Calls, name: str, identity: str | None = None
 ) -> Steps[None]:
     """The JSON object of a call whose name is known."""
-    yield from source.space()
-    if (yield from source.peek()) != "{":
+    yield from scanner.space()
+    if (yield from scanner.peek()) != "{":
         raise Malformed
     calls.begin(name, identity)
-    yield from source.json(calls.arguments)
+    yield from scanner.json(calls.arguments)
     calls.end()
 
 
 def closed_by(closer: str, grammar: Grammar) -> Grammar:
     """`grammar`, followed by an optional `closer` with white space around it."""
 
-    def closed(source: Source, calls: Calls) -> Steps[None]:
-        yield from source.space()
-        yield from grammar(source, calls)
-        yield from source.space()
-        yield from source.closing((closer,))
+    def closed(scanner: Scanner, calls: Calls) -> Steps[None]:
+        yield from scanner.space()
+        yield from grammar(scanner, calls)
+        yield from scanner.space()
+        yield from scanner.closing((closer,))
 
     return closed
 
 
-def json_string(source: Source) -> Steps[str]:
+def json_string(scanner: Scanner) -> Steps[str]:
     """A JSON string as a whole."""
-    if (yield from source.peek()) != '"':
+    if (yield from scanner.peek()) != '"':
         raise Malformed
-    text: str = yield from source.json(_ignore)
+    text: str = yield from scanner.json(_ignore)
     return text
 
 
-def _value(source: Source) -> Steps[Any]:
-    if (yield from source.peek()) in ("{", "[", '"'):
-        return (yield from source.json(_ignore))
-    return decoded((yield from source.while_in(_in_scalar)))
+def _value(scanner: Scanner) -> Steps[Any]:
+    if (yield from scanner.peek()) in ("{", "[", '"'):
+        return (yield from scanner.json(_ignore))
+    return decoded((yield from scanner.while_in(_in_scalar)))
 
 
 def _in_scalar(char: str) -> bool:

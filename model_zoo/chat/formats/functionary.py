@@ -4,36 +4,36 @@ from functools import partial
 
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text
-from model_zoo.chat.formats.source import Source, Steps
+from model_zoo.chat.formats.scanner import Scanner, Steps
 
 NEXT, EVERYONE = ">>>", "all\n"
 
 
-def read_functionary(source: Source, tools: Tools, *, continues: bool) -> Steps[None]:
+def read_functionary(scanner: Scanner, tools: Tools, *, continues: bool) -> Steps[None]:
     """Reads a whole reply: `>>>` and a line with `all` or a tool's name precede each message. The
     prompt ends with the first `>>>` or, if it `continues` a message, within the text of one."""
-    calls = Calls(source, tools)
+    calls = Calls(scanner, tools)
     before = ""
     if continues:
-        if (yield from source.until((NEXT,), lambda text: _emit_text(source, text))) is None:
+        if (yield from scanner.until((NEXT,), lambda text: _emit_text(scanner, text))) is None:
             return
         before = NEXT
     while True:
-        recipient = yield from source.starts_with([EVERYONE, *(f"{name}\n" for name in tools)])
+        recipient = yield from scanner.starts_with([EVERYONE, *(f"{name}\n" for name in tools)])
         if recipient is None:
-            _emit_text(source, before)
+            _emit_text(scanner, before)
         elif recipient != EVERYONE:
             grammar = partial(_named_arguments, recipient.strip())
             if (yield from calls.read(before + recipient, grammar)):
-                yield from source.space()
-        if (yield from source.until((NEXT,), lambda text: _emit_text(source, text))) is None:
+                yield from scanner.space()
+        if (yield from scanner.until((NEXT,), lambda text: _emit_text(scanner, text))) is None:
             return
         before = NEXT
 
 
-def _named_arguments(name: str, source: Source, calls: Calls) -> Steps[None]:
-    yield from arguments_of(source, calls, name)
+def _named_arguments(name: str, scanner: Scanner, calls: Calls) -> Steps[None]:
+    yield from arguments_of(scanner, calls, name)
 
 
-def _emit_text(source: Source, text: str) -> None:
-    source.events.append(Text(text))
+def _emit_text(scanner: Scanner, text: str) -> None:
+    scanner.events.append(Text(text))

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_zoo.chat.formats.source import encoded
+from model_zoo.chat.formats.scanner import encoded
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (

@@ -5,10 +5,11 @@ everything else is text.
 """
 
 import re
+from functools import partial
 
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text, Thinking
-from model_zoo.chat.formats.source import Source, Steps
+from model_zoo.chat.formats.scanner import Scanner, Steps
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -18,41 +19,43 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
 
 
-def read_harmony(source: Source, tools: Tools, *, continues: bool) -> Steps[None]:
+def read_harmony(scanner: Scanner, tools: Tools, *, continues: bool) -> Steps[None]:
     """Reads a whole reply; the prompt ends with `<|start|>assistant` or, if it `continues` a
     message, within the text of one."""
-    calls = Calls(source, tools)
+    calls = Calls(scanner, tools)
     if continues:
-        yield from source.until((*ENDS, START), lambda text: source.events.append(Text(text)))
-    while (yield from source.peek()):
+        yield from scanner.until((*ENDS, START), lambda text: scanner.events.append(Text(text)))
+    while (yield from scanner.peek()):
         header: list[str] = []
-        if (yield from source.until((MESSAGE,), header.append)) is None:
-            source.events.append(Text(_without_markers("".join(header))))
+        if (yield from scanner.until((MESSAGE,), header.append)) is None:
+            scanner.events.append(Text(_without_markers("".join(header))))
             return
-        yield from _read_body(source, calls, "".join(header))
+        yield from _read_body(scanner, calls, "".join(header))
 
 
-def _read_body(source: Source, calls: Calls, header: str) -> Steps[None]:
+def _read_body(scanner: Scanner, calls: Calls, header: str) -> Steps[None]:
     recipient = _RECIPIENT.search(header)
     channel = _CHANNEL.search(header)
     if recipient is not None and calls.tools and (recipient[1] or recipient[2] in calls.tools):
         name = recipient[2]
-        blank = yield from source.while_in(str.isspace)
-        if (yield from _ends(source)):  # a tool without parameters
+        blank = yield from scanner.while_in(str.isspace)
+        if (yield from _ends(scanner)):  # a tool without parameters
             calls.begin(name)
             calls.arguments("{}")
             calls.end()
             return
-        if (yield from calls.read(blank, lambda source, calls: arguments_of(source, calls, name))):
-            yield from source.space()
+        if (
+            yield from calls.read(blank, partial(arguments_of, name=name))
+        ):
+            yield from scanner.space()
     kind = Thinking if channel is not None and channel[1] == "analysis" else Text
-    yield from source.until((*ENDS, START), lambda text: source.events.append(kind(text)))
+    yield from scanner.until((*ENDS, START), lambda text: scanner.events.append(kind(text)))
 
 
-def _ends(source: Source) -> Steps[bool]:
+def _ends(scanner: Scanner) -> Steps[bool]:
     """Whether the message ends here. Consumes the marker of its end."""
-    marker = yield from source.starts_with((*ENDS, START))
-    return marker is not None or not (yield from source.peek())
+    marker = yield from scanner.starts_with((*ENDS, START))
+    return marker is not None or not (yield from scanner.peek())
 
 
 def _without_markers(text: str) -> str:

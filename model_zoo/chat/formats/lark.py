@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
+from model_zoo.chat.formats.scanner import MAX_DEPTH, encoded
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.source import MAX_DEPTH, encoded
 from model_zoo.grammars.json_schema import compilable, rebased, refers
 from model_zoo.grammars.token_grammar import GrammarError, check, followed, terminal_matches
 

@@ -10,8 +10,8 @@ from model_zoo.chat.formats.arguments import enumerated, number, sequence, times
 from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.members import Members, Names, besides, of_objects
 from model_zoo.chat.formats.plain_schemas import plain
+from model_zoo.chat.formats.scanner import MAX_DEPTH, encoded
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.source import MAX_DEPTH, encoded
 from model_zoo.chat.formats.text_patterns import ANY, strings_of
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")

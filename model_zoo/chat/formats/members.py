@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.plain_schemas import plain
+from model_zoo.chat.formats.scanner import encoded
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.source import encoded
 from model_zoo.chat.formats.text_patterns import ANY, narrowed, refuse, searched
 from model_zoo.grammars.json_schema import closed
 

@@ -6,17 +6,17 @@ from typing import Any
 
 from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.schema_place import Reading
-from model_zoo.chat.formats.source import (
+from model_zoo.chat.formats.scanner import (
     PIECE,
     Emit,
     Extent,
     Malformed,
-    Source,
+    Scanner,
     Steps,
     decoded,
     encoded,
 )
+from model_zoo.chat.formats.schema_place import Reading
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 MAX_LITERAL = 1 << 18  # characters of a Python list or dict; each takes 2 microseconds
@@ -51,68 +51,68 @@ class Parameters:
         found = (*names, self.key, self.key_end, self.value, self.value_end)
         return tuple(marker for marker in found if marker)
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
+    def read(self, scanner: Scanner, calls: Calls) -> Steps[None]:
         """The calls between the opener and `closer`, which may be missing."""
-        yield from source.space()
+        yield from scanner.space()
         if self.begin:
-            yield from source.expect(self.begin)
-        yield from self.read_begun(source, calls)
+            yield from scanner.expect(self.begin)
+        yield from self.read_begun(scanner, calls)
 
-    def read_begun(self, source: Source, calls: Calls) -> Steps[None]:
+    def read_begun(self, scanner: Scanner, calls: Calls) -> Steps[None]:
         """The calls after the `begin` of the first one."""
         while True:
-            yield from self._read_call(source, calls)
-            yield from source.space()
+            yield from self._read_call(scanner, calls)
+            yield from scanner.space()
             following = tuple(marker for marker in (self.closer, self.begin) if marker)
-            if (yield from source.closing(following)) != (self.begin or None):
+            if (yield from scanner.closing(following)) != (self.begin or None):
                 return
             if not self.begin:
                 return
 
-    def _read_call(self, source: Source, calls: Calls) -> Steps[None]:
-        name = yield from source.while_in(_in_name)
+    def _read_call(self, scanner: Scanner, calls: Calls) -> Steps[None]:
+        name = yield from scanner.while_in(_in_name)
         if self.name_end:
-            yield from source.until((self.name_end,), _ignore)
+            yield from scanner.until((self.name_end,), _ignore)
         calls.begin(name)
         separator = "{"
         while True:
-            yield from source.space()
-            if (yield from source.expect(self.key, self.end)) == self.end:
+            yield from scanner.space()
+            if (yield from scanner.expect(self.key, self.end)) == self.end:
                 break
-            key, attributes = yield from self._read_key(source)
+            key, attributes = yield from self._read_key(scanner)
             calls.arguments(f"{separator}{encoded(key)}: ")
             reader = _reader(calls, name, key, attributes)
-            yield from self._read_value(source, calls.arguments, reader)
+            yield from self._read_value(scanner, calls.arguments, reader)
             separator = ", "
         calls.arguments("{}" if separator == "{" else "}")
         calls.end()
 
-    def _read_key(self, source: Source) -> Steps[tuple[str, str]]:
+    def _read_key(self, scanner: Scanner) -> Steps[tuple[str, str]]:
         pieces: list[str] = []
-        if (yield from source.until((self.key_end,), pieces.append)) is None:
+        if (yield from scanner.until((self.key_end,), pieces.append)) is None:
             raise Malformed
         quote = '"' if self.key_end.startswith('"') else ""
         key, _, attributes = ("".join(pieces) + quote).strip().partition('"')
         return key, attributes
 
     def _read_value(
-        self, source: Source, emit: Emit, convert: Callable[[str], Any] | None
+        self, scanner: Scanner, emit: Emit, convert: Callable[[str], Any] | None
     ) -> Steps[None]:
         """A value that is converted as a whole, or a text (`convert` is None)."""
         if self.value:
-            yield from source.space()
-            yield from source.expect(self.value)
+            yield from scanner.space()
+            yield from scanner.expect(self.value)
         value = _Value(emit, padded=self.padded, convert=convert)
-        cdata = yield from source.starts_with((CDATA,))
+        cdata = yield from scanner.starts_with((CDATA,))
         end = self.value_end if cdata is None else CDATA_END
         while True:
-            if (yield from source.until((end,), value.add)) is None:
+            if (yield from scanner.until((end,), value.add)) is None:
                 raise Malformed
             if not value.ends_within_string():
                 break
             value.add(end)
         if cdata is not None:
-            yield from source.expect(self.value_end)
+            yield from scanner.expect(self.value_end)
         value.finish()
 
 
@@ -193,23 +193,23 @@ def _literal(text: str) -> Any:
     """The value of a Python literal; otherwise the text itself."""
     if len(text) > MAX_LITERAL:
         return text
-    source, pieces = Source(), list[str]()
-    steps = _only_literal(source, pieces.append)
+    scanner, pieces = Scanner(), list[str]()
+    steps = _only_literal(scanner, pieces.append)
     try:
         for at in range(0, len(text), PIECE):
-            source.add(text[at : at + PIECE])
+            scanner.add(text[at : at + PIECE])
             next(steps, None)
-        source.finish()
+        scanner.finish()
         next(steps, None)
         return decoded("".join(pieces))
     except Malformed:
         return text
 
 
-def _only_literal(source: Source, emit: Emit) -> Steps[None]:
-    yield from pythonic.value(source, emit)
-    yield from source.space()
-    if (yield from source.peek()):
+def _only_literal(scanner: Scanner, emit: Emit) -> Steps[None]:
+    yield from pythonic.value(scanner, emit)
+    yield from scanner.space()
+    if (yield from scanner.peek()):
         raise Malformed
 
 

@@ -4,7 +4,15 @@ Python or JSON."""
 import json
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, encoded, finite
+from model_zoo.chat.formats.scanner import (
+    MAX_DEPTH,
+    Emit,
+    Malformed,
+    Scanner,
+    Steps,
+    encoded,
+    finite,
+)
 
 CONSTANTS = {
     "True": "true",
@@ -32,133 +40,133 @@ _ESCAPES = {
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def call_list(source: Source, calls: Calls) -> Steps[None]:
+def call_list(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`[name(key=value, …), …]`, with at least one call."""
-    yield from source.expect("[")
-    yield from source.space()
-    yield from calls_after(source, calls, (yield from _opened_name(source)))
+    yield from scanner.expect("[")
+    yield from scanner.space()
+    yield from calls_after(scanner, calls, (yield from _opened_name(scanner)))
 
 
-def calls_after(source: Source, calls: Calls, name: str) -> Steps[None]:
+def calls_after(scanner: Scanner, calls: Calls, name: str) -> Steps[None]:
     """The rest of a list of calls after `[name(`."""
     while True:
-        yield from _arguments(source, calls, name)
-        yield from source.space()
-        if (yield from source.expect(",", "]")) == "]":
+        yield from _arguments(scanner, calls, name)
+        yield from scanner.space()
+        if (yield from scanner.expect(",", "]")) == "]":
             return
-        yield from source.space()
-        name = yield from _opened_name(source)
+        yield from scanner.space()
+        name = yield from _opened_name(scanner)
 
 
-def call(source: Source, calls: Calls) -> Steps[None]:
+def call(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`name(key=value, …)`."""
-    yield from _arguments(source, calls, (yield from _opened_name(source)))
+    yield from _arguments(scanner, calls, (yield from _opened_name(scanner)))
 
 
-def call_lines(source: Source, calls: Calls) -> Steps[None]:
+def call_lines(scanner: Scanner, calls: Calls) -> Steps[None]:
     """`name(key=value, …)`, at least once, with white space between calls."""
     while True:
-        yield from call(source, calls)
-        yield from source.space()
-        if (yield from source.peek()) in ("", "<", "`"):
+        yield from call(scanner, calls)
+        yield from scanner.space()
+        if (yield from scanner.peek()) in ("", "<", "`"):
             return
 
 
-def _opened_name(source: Source) -> Steps[str]:
-    name = yield from source.while_in(_in_name)
-    yield from source.expect("(")
+def _opened_name(scanner: Scanner) -> Steps[str]:
+    name = yield from scanner.while_in(_in_name)
+    yield from scanner.expect("(")
     return name
 
 
-def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
+def _arguments(scanner: Scanner, calls: Calls, name: str) -> Steps[None]:
     """The rest of a call after `name(`. The arguments are passed on as they arrive."""
     calls.begin(name)
     calls.arguments("{")
     separator = ""
-    yield from source.space()
-    while not (yield from source.starts_with((")",))):
-        key = yield from source.while_in(_in_identifier)
-        yield from source.space()
-        yield from source.expect("=")
-        yield from source.space()
+    yield from scanner.space()
+    while not (yield from scanner.starts_with((")",))):
+        key = yield from scanner.while_in(_in_identifier)
+        yield from scanner.space()
+        yield from scanner.expect("=")
+        yield from scanner.space()
         if not key:
             raise Malformed
         calls.arguments(f"{separator}{encoded(key)}: ")
         separator = ", "
-        yield from value(source, calls.arguments)
-        yield from source.space()
-        if (yield from source.expect(",", ")")) == ")":
+        yield from value(scanner, calls.arguments)
+        yield from scanner.space()
+        if (yield from scanner.expect(",", ")")) == ")":
             break
-        yield from source.space()
+        yield from scanner.space()
     calls.arguments("}")
     calls.end()
 
 
-def value(source: Source, emit: Emit, depth: int = 0) -> Steps[None]:
+def value(scanner: Scanner, emit: Emit, depth: int = 0) -> Steps[None]:
     """A literal; its JSON is emitted as it arrives. `depth`: number of lists and dicts around
     it."""
-    first = yield from source.peek()
+    first = yield from scanner.peek()
     if first in ("'", '"'):
-        yield from _string(source, emit)
+        yield from _string(scanner, emit)
     elif first in ("[", "{", "("):
         if depth == MAX_DEPTH:
             raise Malformed
-        yield from _container(source, emit, depth)
+        yield from _container(scanner, emit, depth)
     else:
-        emit(_scalar((yield from source.while_in(_in_scalar))))
+        emit(_scalar((yield from scanner.while_in(_in_scalar))))
 
 
-def _container(source: Source, emit: Emit, depth: int) -> Steps[None]:
-    opener = yield from source.expect("[", "{", "(")
+def _container(scanner: Scanner, emit: Emit, depth: int) -> Steps[None]:
+    opener = yield from scanner.expect("[", "{", "(")
     closer = {"[": "]", "{": "}", "(": ")"}[opener]
     emit("{" if opener == "{" else "[")
     separator = ""
-    yield from source.space()
-    while not (yield from source.starts_with((closer,))):
+    yield from scanner.space()
+    while not (yield from scanner.starts_with((closer,))):
         emit(separator)
         separator = ", "
         if opener == "{":
-            yield from _string(source, emit)
-            yield from source.space()
-            yield from source.expect(":")
-            yield from source.space()
+            yield from _string(scanner, emit)
+            yield from scanner.space()
+            yield from scanner.expect(":")
+            yield from scanner.space()
             emit(": ")
-        yield from value(source, emit, depth + 1)
-        yield from source.space()
-        if (yield from source.expect(",", closer)) == closer:
+        yield from value(scanner, emit, depth + 1)
+        yield from scanner.space()
+        if (yield from scanner.expect(",", closer)) == closer:
             break
-        yield from source.space()
+        yield from scanner.space()
     emit("}" if opener == "{" else "]")
 
 
-def _string(source: Source, emit: Emit) -> Steps[None]:
+def _string(scanner: Scanner, emit: Emit) -> Steps[None]:
     """A text between single or double quotes, with Python's escapes; emitted as a JSON string."""
-    quote = yield from source.expect("'", '"')
+    quote = yield from scanner.expect("'", '"')
     emit('"')
     while True:
-        found = yield from source.until((quote, "\\"), lambda text: emit(encoded(text)[1:-1]))
+        found = yield from scanner.until((quote, "\\"), lambda text: emit(encoded(text)[1:-1]))
         if found is None:
             raise Malformed
         if found[1] == quote:
             break
-        emit(json.dumps((yield from _escaped(source)))[1:-1])
+        emit(json.dumps((yield from _escaped(scanner)))[1:-1])
     emit('"')
 
 
-def _escaped(source: Source) -> Steps[str]:
+def _escaped(scanner: Scanner) -> Steps[str]:
     """The character that follows a backslash; an unknown escape stands for itself."""
-    kind = yield from source.peek()
+    kind = yield from scanner.peek()
     if not kind:
         raise Malformed
-    source.take(1)
+    scanner.take(1)
     if kind not in _HEX_DIGITS:
         return _ESCAPES.get(kind, "\\" + kind)
     digits = ""
     while len(digits) < _HEX_DIGITS[kind]:
-        digit = yield from source.peek()
+        digit = yield from scanner.peek()
         if not digit or digit not in "0123456789abcdefABCDEF":
             raise Malformed
-        digits += source.take(1)
+        digits += scanner.take(1)
     code = int(digits, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:  # not a valid character
         raise Malformed

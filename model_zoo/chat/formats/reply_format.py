@@ -24,7 +24,7 @@ from model_zoo.chat.formats.family_calls import tool_call_tag
 from model_zoo.chat.formats.gemma import FUNCTION_GEMMA, GEMMA_4
 from model_zoo.chat.formats.parameter_calls import Parameters
 from model_zoo.chat.formats.reply_parser import ReplyParser
-from model_zoo.chat.formats.source import Steps
+from model_zoo.chat.formats.scanner import Steps
 from model_zoo.chat.formats.tagged import (
     BareCalls,
     BareJson,

@@ -4,33 +4,33 @@ from collections.abc import Callable
 from itertools import groupby
 
 from model_zoo.chat.formats.events import CallArguments, Event, Text, Thinking
-from model_zoo.chat.formats.source import PIECE, Source, Steps
+from model_zoo.chat.formats.scanner import PIECE, Scanner, Steps
 
-Grammar = Callable[[Source], Steps[None]]
+Grammar = Callable[[Scanner], Steps[None]]
 
 
 class ReplyParser:
     """Splits the text of one reply into events by a grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self._source = Source()
-        self._steps = grammar(self._source)
+        self._scanner = Scanner()
+        self._steps = grammar(self._scanner)
 
     def feed(self, text: str) -> list[Event]:
         """Add `text`; returns the events that are certain now."""
         for at in range(0, len(text), PIECE):
-            self._source.add(text[at : at + PIECE])
+            self._scanner.add(text[at : at + PIECE])
             next(self._steps, None)
         return self._events()
 
     def finish(self) -> list[Event]:
         """The remaining events; the reply has ended."""
-        self._source.finish()
+        self._scanner.finish()
         next(self._steps, None)
         return self._events()
 
     def _events(self) -> list[Event]:
-        events, self._source.events = self._source.events, []
+        events, self._scanner.events = self._scanner.events, []
         return merged(events)
 
 

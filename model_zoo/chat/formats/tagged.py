@@ -8,7 +8,7 @@ from typing import Protocol
 from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls, Grammar, Tools, arguments_of, json_calls
 from model_zoo.chat.formats.events import Text, Thinking
-from model_zoo.chat.formats.source import Source, Steps
+from model_zoo.chat.formats.scanner import Scanner, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class ThinkingTags:
 class BareCalls(Protocol):
     """Calls without a marker; they are recognised only at the beginning of a reply."""
 
-    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
+    def opener(self, scanner: Scanner, tools: Tools) -> Steps[str | None]:
         """Consumes and returns the text that identifies a call; None if there is no call."""
 
-    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
+    def read(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[None]:
         """Reads the call after `opener`."""
 
 
@@ -48,7 +48,7 @@ class TaggedReply:
     calls_end_thinking: bool = False
 
     def read(
-        self, source: Source, tools: Tools, *, thinks: bool, continues: bool, formed: bool
+        self, scanner: Scanner, tools: Tools, *, thinks: bool, continues: bool, formed: bool
     ) -> Steps[None]:
         """Reads a whole reply. `thinks`: the prompt ends within thinking; `continues`: within the
         text. Calls are text unless there are `tools`. `formed`: text has a required form, so it
@@ -56,47 +56,47 @@ class TaggedReply:
 
         White space around thinking and calls is dropped, because templates add it again.
         """
-        calls = Calls(source, tools)
+        calls = Calls(scanner, tools)
         ends = {self.thinking.answer_close} - {""} if self.thinking else set()
         if continues:
-            yield from self._read_text(source, calls, ends, (), formed=formed)
+            yield from self._read_text(scanner, calls, ends, (), formed=formed)
             return
-        blank = "" if thinks else (yield from source.while_in(str.isspace))
+        blank = "" if thinks else (yield from scanner.while_in(str.isspace))
         if not thinks and self.thinking:
             tags = (self.thinking.open, self.thinking.close)
-            found = yield from source.starts_with(tags)
+            found = yield from scanner.starts_with(tags)
             thinks = found == self.thinking.open
             if found == self.thinking.close:  # some models begin so when they do not think
                 blank = ""
-                yield from source.space()
+                yield from scanner.space()
         elif self.thinking:  # some models open it again
-            yield from source.space()
-            yield from source.starts_with((self.thinking.open,))
-        late = (yield from self._think(source, calls)) if thinks else ()
-        enclosed = yield from self._opens_answer(source)
+            yield from scanner.space()
+            yield from scanner.starts_with((self.thinking.open,))
+        late = (yield from self._think(scanner, calls)) if thinks else ()
+        enclosed = yield from self._opens_answer(scanner)
         blank = "" if thinks or enclosed else blank
         if tools and self.bare:
-            blank = yield from _read_bare(source, calls, self.bare, blank)
+            blank = yield from _read_bare(scanner, calls, self.bare, blank)
         if formed:
-            blank = yield from self._read_calls(source, calls, blank)
-        _emit_text(source, blank)
-        yield from self._read_text(source, calls, ends, late, formed=formed)
+            blank = yield from self._read_calls(scanner, calls, blank)
+        _emit_text(scanner, blank)
+        yield from self._read_text(scanner, calls, ends, late, formed=formed)
 
-    def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
+    def _read_calls(self, scanner: Scanner, calls: Calls, blank: str) -> Steps[str]:
         """Reads calls before text of a required form. Returns white space that belongs to the
         text."""
         openers = self.openers if calls.tools else {}
         while True:
-            marker = yield from source.starts_with((*openers, *self.dropped))
+            marker = yield from scanner.starts_with((*openers, *self.dropped))
             if marker is None:
                 return blank
             if marker in openers and not (yield from calls.read(blank + marker, openers[marker])):
                 return ""
             blank = ""
-            yield from source.space()
+            yield from scanner.space()
 
     def _read_text(
-        self, source: Source, calls: Calls, ends: Set[str], late: tuple[str, ...], *, formed: bool
+        self, scanner: Scanner, calls: Calls, ends: Set[str], late: tuple[str, ...], *, formed: bool
     ) -> Steps[None]:
         """Reads the text. `ends`: markers that count as text unless they end the reply or precede
         calls. `late`: the closing tag of thinking that a call has ended, which may follow."""
@@ -111,12 +111,12 @@ class TaggedReply:
             if held and (not text or text.isspace()):
                 held += text
             else:
-                _emit_text(source, held + text)
+                _emit_text(scanner, held + text)
                 held = ""
 
         while True:
             markers = (*openers, *thinking, *dropped, *ends, *late)
-            found = yield from source.until(markers, say, trim=bool(markers))
+            found = yield from scanner.until(markers, say, trim=bool(markers))
             if found is None:
                 return
             blank, marker = found
@@ -125,91 +125,91 @@ class TaggedReply:
                 continue
             if marker in openers:
                 if (yield from calls.read(blank + marker, openers[marker])):
-                    yield from source.space()
+                    yield from scanner.space()
             elif marker in thinking or marker in late:
-                late = (yield from self._think(source, calls)) if marker in thinking else ()
-                yield from source.space()
-                yield from self._opens_answer(source)
+                late = (yield from self._think(scanner, calls)) if marker in thinking else ()
+                yield from scanner.space()
+                yield from self._opens_answer(scanner)
             held = ""
 
-    def _think(self, source: Source, calls: Calls) -> Steps[tuple[str, ...]]:
+    def _think(self, scanner: Scanner, calls: Calls) -> Steps[tuple[str, ...]]:
         """Reads thinking up to its closing tag, or a call. Returns the tag if it may follow yet."""
         assert self.thinking is not None
         closer, late = self.thinking.close, False
         openers = self.openers if calls.tools and self.calls_end_thinking else {}
-        yield from source.space()
+        yield from scanner.space()
         while not late:
-            found = yield from source.until(
-                (closer, *openers), lambda text: source.events.append(Thinking(text)), trim=True
+            found = yield from scanner.until(
+                (closer, *openers), lambda text: scanner.events.append(Thinking(text)), trim=True
             )
             if found is None or found[1] == closer:
                 break
             blank, opener = found
             late = yield from calls.read_in_thinking(blank + opener, openers[opener], closer)
-        yield from source.space()
+        yield from scanner.space()
         return (closer,) if late else ()
 
-    def _opens_answer(self, source: Source) -> Steps[bool]:
+    def _opens_answer(self, scanner: Scanner) -> Steps[bool]:
         """Consumes the text that encloses the answer, if it follows; whether it does."""
         opener = self.thinking.answer_open if self.thinking else ""
-        if not opener or (yield from source.starts_with((opener,))) is None:
+        if not opener or (yield from scanner.starts_with((opener,))) is None:
             return False
-        yield from source.space()
+        yield from scanner.space()
         return True
 
 
-def _read_bare(source: Source, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
+def _read_bare(scanner: Scanner, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
     """Reads calls without a marker, separated by semicolons or white space. Returns the last
     separator, after which no call followed."""
     calls.declared_only = True
     while True:
-        opener = yield from bare.opener(source, calls.tools)
+        opener = yield from bare.opener(scanner, calls.tools)
         if opener is None:
             break
         grammar = partial(_bare_grammar, bare, opener)
         if not (yield from calls.read(blank + opener, grammar)):
             blank = ""
             break
-        yield from source.space()
-        blank = (yield from source.starts_with((";",))) or ""
-        blank += yield from source.while_in(str.isspace)
+        yield from scanner.space()
+        blank = (yield from scanner.starts_with((";",))) or ""
+        blank += yield from scanner.while_in(str.isspace)
     calls.declared_only = False
     return blank
 
 
-def _bare_grammar(bare: BareCalls, opener: str, source: Source, calls: Calls) -> Steps[None]:
-    yield from bare.read(source, calls, opener)
+def _bare_grammar(bare: BareCalls, opener: str, scanner: Scanner, calls: Calls) -> Steps[None]:
+    yield from bare.read(scanner, calls, opener)
 
 
 class BareJson:
     """JSON objects, or a list of them."""
 
-    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
-        return "" if (yield from source.peek()) in ("{", "[") else None
+    def opener(self, scanner: Scanner, tools: Tools) -> Steps[str | None]:
+        return "" if (yield from scanner.peek()) in ("{", "[") else None
 
-    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
-        yield from json_calls(source, calls)
+    def read(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[None]:
+        yield from json_calls(scanner, calls)
 
 
 class BarePython:
     """A list of calls in Python's notation. It is text unless it begins with a tool's name."""
 
-    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
-        return (yield from source.starts_with([f"[{name}(" for name in tools]))
+    def opener(self, scanner: Scanner, tools: Tools) -> Steps[str | None]:
+        return (yield from scanner.starts_with([f"[{name}(" for name in tools]))
 
-    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
-        yield from pythonic.calls_after(source, calls, opener[1:-1])
+    def read(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[None]:
+        yield from pythonic.calls_after(scanner, calls, opener[1:-1])
 
 
 class BareNames:
     """A line with a tool's name, then a JSON object: GLM-4's notation."""
 
-    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
-        return (yield from source.starts_with([f"{name}\n" for name in tools]))
+    def opener(self, scanner: Scanner, tools: Tools) -> Steps[str | None]:
+        return (yield from scanner.starts_with([f"{name}\n" for name in tools]))
 
-    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
-        yield from arguments_of(source, calls, opener.strip())
+    def read(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[None]:
+        yield from arguments_of(scanner, calls, opener.strip())
 
 
-def _emit_text(source: Source, text: str) -> None:
-    source.events.append(Text(text))
+def _emit_text(scanner: Scanner, text: str) -> None:
+    scanner.events.append(Text(text))

@@ -7,8 +7,8 @@ They are llguidance's terminals: regular expressions of Rust without look-around
 from collections.abc import Mapping
 
 from model_zoo.chat.formats.lark import Unwritable
+from model_zoo.chat.formats.scanner import encoded
 from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, PER_PART, Place
-from model_zoo.chat.formats.source import encoded
 
 ANY = "/(?s:.*)/"
 # Subsets of the formats of RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601.

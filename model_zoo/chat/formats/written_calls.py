@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from model_zoo.chat.formats.generic import named_call, tagged_call, with_images
-from model_zoo.chat.formats.source import encoded
+from model_zoo.chat.formats.scanner import encoded
 from model_zoo.chat.messages import Message, ToolCall
 
 Write = Callable[[Sequence[ToolCall]], str]

@@ -21,7 +21,7 @@ from model_zoo.chat.formats.events import (
 )
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from model_zoo.chat.formats.reply_grammar import reply_grammar
-from model_zoo.chat.formats.source import MAX_DEPTH
+from model_zoo.chat.formats.scanner import MAX_DEPTH
 from model_zoo.grammars.token_grammar import TokenGrammar, TokenGrammars
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.reply_parsing import TOOLS as SAMPLE_TOOLS

@@ -21,7 +21,7 @@ Steps = Generator[None, None, Result]
 Emit = Callable[[str], None]
 
 
-class Source:
+class Scanner:
     """Generated text that has been received but not yet consumed."""
 
     def __init__(self) -> None:
