@@ -24,7 +24,7 @@ from model_zoo.chat.message_form import (
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.template import Template
 from model_zoo.chat.thinking import Efforts, ThinkingWords, found_efforts, found_words
-from model_zoo.chat.turns import TurnRules, turn_rules
+from model_zoo.chat.turn_rules import TurnRules, turn_rules
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError, TemplateLimitError
 

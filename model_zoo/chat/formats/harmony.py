@@ -44,9 +44,7 @@ def _read_body(scanner: Scanner, calls: Calls, header: str) -> Steps[None]:
             calls.arguments("{}")
             calls.end()
             return
-        if (
-            yield from calls.read(blank, partial(arguments_of, name=name))
-        ):
+        if (yield from calls.read(blank, partial(arguments_of, name=name))):
             yield from scanner.space()
     kind = Thinking if channel is not None and channel[1] == "analysis" else Text
     yield from scanner.until((*ENDS, START), lambda text: scanner.events.append(kind(text)))

@@ -17,7 +17,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.turns import TurnRules
+from model_zoo.chat.turn_rules import TurnRules
 from runtime.errors import PromptTooLongError
 from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, ReplyOpening
 from tests.unit.serve_app.api.operations import AnyReplica

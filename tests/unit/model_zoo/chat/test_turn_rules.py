@@ -10,7 +10,7 @@ import pytest
 
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message, ToolCall
 from model_zoo.chat.template import Template
-from model_zoo.chat.turns import TurnRules
+from model_zoo.chat.turn_rules import TurnRules
 from tests.chat_templates import TOOLS, every_template
 from tests.turn_templates import (
     IN_A_ROW,
