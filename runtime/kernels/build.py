@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.home_directory import expanded
-from runtime.kernels.levels import LEVELS, Level, machine, usable_levels
+from runtime.kernels.cpu_levels import LEVELS, Level, machine, usable_levels
 from runtime.mapped_removal import remove_unmapped
 
 _log = logging.getLogger(__name__)

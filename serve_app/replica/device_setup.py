@@ -13,7 +13,7 @@ from runtime.errors import ConfigurationError
 from runtime.host_limits import usable_cpus
 from runtime.kernels import native
 from runtime.kernels.build import cache_directory
-from runtime.kernels.levels import levels_of, machine, processor_features
+from runtime.kernels.cpu_levels import levels_of, machine, processor_features
 from runtime.kernels.triton.launch import has_kernels, prepare_launches
 from runtime.kv.cache_types import CacheType, default_cache_type
 from runtime.quant.weight import Compute

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.kernels.build import built_library
-from runtime.kernels.levels import Level
+from runtime.kernels.cpu_levels import Level
 from runtime.kernels.native import SIGNATURES
 from runtime.quant.formats.grids import all_grids
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.kernels.auto_compute import FAST_TYPES
-from runtime.kernels.levels import LEVELS, Level
+from runtime.kernels.cpu_levels import LEVELS, Level
 from runtime.kernels.native import library
 from tests.arm.emulated import COMPILER, EMULATOR, emulated
 from tests.kernels.level_checks import check_kernels, integer_products

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ConfigurationError
-from runtime.kernels import levels
-from runtime.kernels.levels import levels_of, processor_features, usable_levels
+from runtime.kernels import cpu_levels
+from runtime.kernels.cpu_levels import levels_of, processor_features, usable_levels
 
 # The flags of /proc/cpuinfo that matter here, in order of the processors' release.
 HASWELL = "sse2 avx avx2 fma f16c bmi1 bmi2 abm movbe"
@@ -54,8 +54,8 @@ def test_features_are_read_from_linux_of_both_machines(tmp_path: Path) -> None:
 def test_the_environment_forces_a_level_that_the_processor_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
-    monkeypatch.setattr(levels, "processor_features", lambda: frozenset(CASCADE_LAKE.split()))
+    monkeypatch.setattr(cpu_levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_levels, "processor_features", lambda: frozenset(CASCADE_LAKE.split()))
     named = [level.name for level in usable_levels({"CARAVAN_KERNELS": "x86-64-v3"})]
     assert named == ["x86-64-v3"]
     with pytest.raises(
@@ -70,7 +70,9 @@ def test_the_environment_forces_a_level_that_the_processor_has(
 def test_amx_is_used_only_with_the_permission_of_the_kernel(
     permitted: bool, best: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
-    monkeypatch.setattr(levels, "processor_features", lambda: frozenset(SAPPHIRE_RAPIDS.split()))
-    monkeypatch.setattr(levels, "_amx_is_permitted", lambda: permitted)
+    monkeypatch.setattr(cpu_levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(
+        cpu_levels, "processor_features", lambda: frozenset(SAPPHIRE_RAPIDS.split())
+    )
+    monkeypatch.setattr(cpu_levels, "_amx_is_permitted", lambda: permitted)
     assert usable_levels({})[0].name == best

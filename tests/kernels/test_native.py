@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 import torch
 
-from runtime.kernels import build, levels, native, openmp
+from runtime.kernels import build, cpu_levels, native, openmp
 from runtime.kernels.auto_compute import FAST_TYPES
 from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
@@ -86,7 +86,7 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.delenv(levels.FORCED, raising=False)
+    monkeypatch.delenv(cpu_levels.FORCED, raising=False)
     native.library.cache_clear()
     yield source
     native.library.cache_clear()
@@ -306,7 +306,7 @@ def test_on_a_full_disk_the_temporary_folder_is_tried_once_with_the_same_compile
 def test_a_wheel_brings_the_levels_it_was_built_for(
     one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usable = levels.usable_levels({})
+    usable = cpu_levels.usable_levels({})
     wanted = {build.WANTED: usable[-1].name}
     [built] = build.prebuild(build.PREBUILT, wanted)
     assert native.needs_compiling()  # the best level, as there is a compiler
@@ -344,18 +344,18 @@ def test_compiling_ahead_without_a_compiler_logs_the_reason(
     assert "no C compiler" in record.getMessage()
 
 
-def kernels_of(level: levels.Level) -> ctypes.CDLL:
+def kernels_of(level: cpu_levels.Level) -> ctypes.CDLL:
     """The best level is that of the product, which is in the cache. Others are compiled with few
     optimisations, in a third of the time."""
     need_compiler()
-    best = level == levels.usable_levels({})[0]
+    best = level == cpu_levels.usable_levels({})[0]
     flags = tuple("-Og" if flag == "-O3" and not best else flag for flag in build.FLAGS)
     return native.load(build.built_library(flags=flags, level=level))
 
 
-@pytest.mark.parametrize("level", levels.usable_levels({}), ids=lambda level: level.name)
+@pytest.mark.parametrize("level", cpu_levels.usable_levels({}), ids=lambda level: level.name)
 def test_every_instruction_set_of_this_processor_computes_the_same(
-    level: levels.Level, monkeypatch: pytest.MonkeyPatch
+    level: cpu_levels.Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = kernels_of(level)
     assert narrow.caravan_level().decode() == level.name
@@ -366,7 +366,7 @@ def test_every_instruction_set_of_this_processor_computes_the_same(
 def test_integer_products_have_the_same_bits_with_every_instruction_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usable = map(kernels_of, levels.usable_levels({}))
+    usable = map(kernels_of, cpu_levels.usable_levels({}))
     first: dict[tuple[str, str, int], torch.Tensor] = {}
     for kernels in usable:
         if not kernels.caravan_has_integers():
@@ -381,7 +381,7 @@ def test_clang_compiles_kernels_that_run_with_the_openmp_of_torch(
     if not (clang := shutil.which("clang")):
         pytest.skip("clang is not installed")
     monkeypatch.setenv("CC", clang)
-    level, flags = levels.usable_levels({})[-1], ("-O1", *build.FLAGS[1:])
+    level, flags = cpu_levels.usable_levels({})[-1], ("-O1", *build.FLAGS[1:])
     check_kernels(
         native.load(build.built_library(flags=flags, directory=tmp_path, level=level)), monkeypatch
     )

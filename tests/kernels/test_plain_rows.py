@@ -9,8 +9,8 @@ import torch
 
 from runtime.kernels import experts
 from runtime.kernels import matmul as matmul_module
+from runtime.kernels.cpu_levels import usable_levels
 from runtime.kernels.experts import expert_products
-from runtime.kernels.levels import usable_levels
 from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute

@@ -5,7 +5,7 @@
  * represents each partial sum exactly too, except for codes of 8 bits times integers of 15, whose planes are
  * summed separately. Therefore the bits are those of the other instruction sets (integers.h).
  *
- * The process needs Linux's permission to use the registers: runtime/kernels/levels.py requests it. */
+ * The process needs Linux's permission to use the registers: runtime/kernels/cpu_levels.py requests it. */
 #ifndef CARAVAN_AMX_H
 #define CARAVAN_AMX_H
 

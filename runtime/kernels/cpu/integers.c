@@ -23,7 +23,7 @@ static const integer_product common[] = {COMMON_TYPES(INTEGER)};
 
 integer_product integer_product_of(int type) {
     const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].fine;
-    return found ? common[type] : rarer_integer_product(type);
+    return found ? common[type] : rare_integer_product(type);
 }
 
 /* Where a row of a group is written: its first plane, and how far the next plane is; its scale, and how far the

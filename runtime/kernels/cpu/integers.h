@@ -542,7 +542,7 @@ typedef struct {
 /* The integer kernels of a type; `fine` is NULL if it has none. The second function has those of
  * integers_rare_types.c, the third those of integers_tiled.c, for weights in tiles. */
 integer_product integer_product_of(int type);
-integer_product rarer_integer_product(int type);
+integer_product rare_integer_product(int type);
 integer_product tiled_integer_product(int type);
 
 /* Rows from which two tiles share the loads of activations, by how many operations unpack a type; with fewer, the
@@ -567,7 +567,7 @@ integer_product tiled_integer_product(int type);
 
 /* The types, with the rows from which two tiles share loads: of integers.c, and of integers_rare_types.c. */
 #define COMMON_TYPES(DO) DO(Q4_0, SOON) DO(Q8_0, SOON) DO(Q4_K, SOON) DO(Q5_K, SOON) DO(Q6_K, LATE)
-#define RARER_TYPES(DO)                                                                             \
+#define RARE_TYPES(DO)                                                                              \
     DO(Q4_1, LATE) DO(Q5_0, LATE) DO(Q5_1, LATE) DO(Q2_K, LATE) DO(Q3_K, LATE) DO(IQ4_NL, LATE) \
     DO(IQ4_XS, LATE) DO(MXFP4, LATE) DO(MXFP4_PAIRS, LATE)
 

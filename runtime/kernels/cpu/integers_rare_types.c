@@ -3,13 +3,13 @@
 
 #ifdef LANES
 
-RARER_TYPES(DEFINE_INTEGER)
+RARE_TYPES(DEFINE_INTEGER)
 
-static const integer_product rarer[] = {RARER_TYPES(INTEGER)};
+static const integer_product rare[] = {RARE_TYPES(INTEGER)};
 
-integer_product rarer_integer_product(int type) {
-    const int found = type >= 0 && type < (int)(sizeof rarer / sizeof *rarer);
-    return found ? rarer[type] : (integer_product){0};
+integer_product rare_integer_product(int type) {
+    const int found = type >= 0 && type < (int)(sizeof rare / sizeof *rare);
+    return found ? rare[type] : (integer_product){0};
 }
 
 #endif

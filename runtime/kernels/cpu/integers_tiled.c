@@ -5,7 +5,7 @@
 #ifdef LANES
 
 COMMON_TYPES(DEFINE_INTEGER)
-RARER_TYPES(DEFINE_INTEGER)
+RARE_TYPES(DEFINE_INTEGER)
 
 #ifdef WIDE_ROWS
 /* With any way to compute: its integers have about as many bits as activations. */
@@ -18,7 +18,7 @@ static void Q16_0_product(const job *j, int index, int next, int foreseen) {
 #define WIDE_TYPES
 #endif
 
-static const integer_product tiled[] = {COMMON_TYPES(INTEGER) RARER_TYPES(INTEGER) WIDE_TYPES};
+static const integer_product tiled[] = {COMMON_TYPES(INTEGER) RARE_TYPES(INTEGER) WIDE_TYPES};
 
 integer_product tiled_integer_product(int type) {
     const int found = type >= 0 && type < (int)(sizeof tiled / sizeof *tiled);

@@ -20,7 +20,7 @@ static const product common[] = {
 
 const product *product_of(int type) {
     const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].many;
-    return found ? common + type : rarer_product(type);
+    return found ? common + type : rare_product(type);
 }
 
 /* The nearest bfloat16, ties to even, in the upper half of a word. */

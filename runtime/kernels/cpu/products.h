@@ -106,7 +106,7 @@ typedef struct { part few, many, registers; } product;
 
 /* The float kernels of a type; NULL if it has none. The second function has only those of rare_types.c. */
 const product *product_of(int type);
-const product *rarer_product(int type);
+const product *rare_product(int type);
 
 #define PASS(type, rows)                                                    \
     static void type##_##rows(const job *j, int row, int chunk, int then) { \
@@ -124,7 +124,7 @@ const product *rarer_product(int type);
         few(type##_passes, j, chunk, next);                                     \
     }                                                                           \
     DEFINE_MANY(type)
-/* The methods of the rarer types, which are expanded for any number of rows. */
+/* The methods of the rare types, which are expanded for any number of rows. */
 #define DEFINE_MANY(type)                                                       \
     static void type##_many(const job *j, int tile, int next, int foreseen) {   \
         (void)foreseen;                                                         \

@@ -21,7 +21,7 @@ DEFINE_MANY(IQ3_XXS)
 DEFINE_MANY(IQ3_S)
 DEFINE_MANY(TQ1_0)
 
-static const product rarer[] = {
+static const product rare[] = {
     ENTRY(Q4_1), ENTRY(Q5_0), ENTRY(Q5_1), ENTRY(Q2_K),
     ENTRY(Q3_K), ENTRY(IQ4_NL), ENTRY(IQ4_XS), ENTRY(TQ2_0),
     ENTRY(MXFP4), ENTRY(MXFP4_PAIRS), ENTRY(NVFP4),
@@ -29,9 +29,9 @@ static const product rarer[] = {
     ENTRY_MANY(IQ2_S), ENTRY_MANY(IQ3_XXS), ENTRY_MANY(IQ3_S), ENTRY_MANY(TQ1_0),
 };
 
-const product *rarer_product(int type) {
-    const int found = type >= 0 && type < (int)(sizeof rarer / sizeof *rarer) && rarer[type].many;
-    return found ? rarer + type : NULL;
+const product *rare_product(int type) {
+    const int found = type >= 0 && type < (int)(sizeof rare / sizeof *rare) && rare[type].many;
+    return found ? rare + type : NULL;
 }
 
 /* Copies the grids that codebooks.h reads; called once, before any product. */

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.machine import check_peer
-from runtime.kernels.levels import LEVELS
+from runtime.kernels.cpu_levels import LEVELS
 
 AVX2 = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | OPENMP = 1 | "
 BF16 = AVX2 + "AVX512 = 1 | AVX512_VBMI = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1 | "

@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.kernels import native
 from runtime.kernels.auto_compute import FAST_TYPES
-from runtime.kernels.levels import LEVELS
+from runtime.kernels.cpu_levels import LEVELS
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute
 from tests.gguf_files import finish
