@@ -74,7 +74,7 @@ class Decoder:
         name = "output" if by_head else "token_embd"
         self._token_embd = w.embedding(name, shape=(None, sizes.hidden), divided=True)
         shape = (sizes.context_length, sizes.hidden)
-        self._places = w.embedding("position_embd", shape=shape) if options.places else None
+        self._position_embd = w.embedding("position_embd", shape=shape) if options.places else None
         self._output_norm = options.output_norm or w.rms_norm(
             "output_norm", sizes.eps, size=sizes.hidden
         )
@@ -119,7 +119,7 @@ class Decoder:
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None:
         """None with embeddings of positions: keys of other positions are other keys."""
-        return self._layers.key_rotations if self._places is None else None
+        return self._layers.key_rotations if self._position_embd is None else None
 
     @property
     def weight_bytes(self) -> int:
@@ -136,8 +136,8 @@ class Decoder:
             x = scale_(x, scale)
         if self._options.embedding_norm is not None:
             x = self._options.embedding_norm(x)
-        if self._places is not None:
-            x = add_(x, self._places(batch.positions))
+        if self._position_embd is not None:
+            x = add_(x, self._position_embd(batch.positions))
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]

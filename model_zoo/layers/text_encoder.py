@@ -56,7 +56,7 @@ class TextEncoder:
         self._token_types = _token_types(w, sizes)
         self._separator = _separator(w, sizes, self._token_types)
         shape = (sizes.context_length, sizes.hidden)
-        self._places = w.embedding("position_embd", shape=shape) if options.places else None
+        self._position_embd = w.embedding("position_embd", shape=shape) if options.places else None
         self._scale, self._output_norm = options.embedding_scale, options.output_norm
         self._norm = options.embedding_norm
         self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
@@ -97,8 +97,8 @@ class TextEncoder:
             x = scale_(x, self._scale)
         if self._token_types is not None:
             x = x + self._token_types(self._types(batch))
-        if self._places is not None:
-            x = x + self._places(batch.positions)
+        if self._position_embd is not None:
+            x = x + self._position_embd(batch.positions)
         if self._norm is not None:
             x = self._norm(x)
         states = self._layers(x, batch, cache)

@@ -17,7 +17,7 @@ LARGEST_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ContextCut:
     """The tokens at positions [begin, end) are dropped; later ones move down by `count`."""
 
     begin: int
@@ -48,7 +48,7 @@ class Cut:
         )
 
 
-def cut_of(shift: ContextShift, prompt_tokens: int, spans: Sequence[ImageSpan]) -> Cut:
+def cut_of(shift: ContextShift, prompt_tokens: int, spans: Sequence[ImageSpan]) -> ContextCut:
     """The cut of a full context, as in Ollama: half of the tokens after the first `keep`.
 
     Images are dropped or kept whole. An image that only partly lies within the first `keep` tokens
@@ -66,7 +66,7 @@ def cut_of(shift: ContextShift, prompt_tokens: int, spans: Sequence[ImageSpan]) 
     end = next((end for end in ends if _outside(images, end)), None)
     if end is None:
         end = next(last for first, last in images if first < wanted < last)
-    return Cut(begin, end)
+    return ContextCut(begin, end)
 
 
 def _multiple(half: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime.engine.context_shift import Cut, cut_of
+from runtime.engine.context_shift import ContextCut, cut_of
 from runtime.engine.fairness import PriorityQueue
 from runtime.engine.request import (
     FinishReason,
@@ -155,7 +155,7 @@ class Scheduler:
             self._arriving.add(request.tenant, sequence, request.priority)
         return sequence
 
-    def _moving_cut(self, request: GenerationRequest) -> Cut | None:
+    def _moving_cut(self, request: GenerationRequest) -> ContextCut | None:
         """The cut of each full context of the request; None if its pages cannot move. It depends on
         the request only, because moved pages differ from recomputed ones."""
         scored = request.prompt_logprobs is not None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from runtime.engine.context_shift import Cut, cut_of
+from runtime.engine.context_shift import ContextCut, cut_of
 from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
@@ -36,7 +36,7 @@ class Sequence:
     # Prompt and answer, as far as the host knows them, without tokens dropped from the context.
     tokens: list[int]
     # The cut of a full context whose other pages move; None: they are computed again.
-    moving_cut: Cut | None = None
+    moving_cut: ContextCut | None = None
     state: SequenceState = SequenceState.WAITING
     slot: int | None = None
     launched: int = 0  # positions in launched steps

@@ -11,7 +11,7 @@ from serve_app.load_test.measuring import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """Mean and percentiles, in the unit of the values; percentiles are interpolated linearly."""
 
     mean: float
@@ -37,7 +37,7 @@ class LoadSummary:
     answer_tokens_per_s: float
     prompt_tokens: int
     answer_tokens: int
-    spreads: Mapping[str, Spread]
+    spreads: Mapping[str, Distribution]
     errors: Mapping[str, int]
 
 
@@ -93,11 +93,11 @@ def summarise(samples: Sequence[Sample]) -> LoadSummary:
         answer_tokens_per_s=rate(answer),
         prompt_tokens=prompt,
         answer_tokens=answer,
-        spreads={measure: _spread(found) for measure, found in values.items() if found},
+        spreads={measure: _distribution(found) for measure, found in values.items() if found},
         errors=dict(Counter(s.error for s in samples if s.error is not None).most_common()),
     )
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _distribution(values: Sequence[float]) -> Distribution:
     p50, p90, p99 = (float(p) for p in np.percentile(values, (50, 90, 99)))
-    return Spread(float(np.mean(values)), p50, p90, p99, max(values))
+    return Distribution(float(np.mean(values)), p50, p90, p99, max(values))

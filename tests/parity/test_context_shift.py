@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.registry import load
-from runtime.engine.context_shift import Cut
+from runtime.engine.context_shift import ContextCut
 from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import CacheType
 from runtime.kv.page_shift import can_move
@@ -156,7 +156,7 @@ def test_cached_pages_move_where_the_family_allows_it(
         [delta] = answers(engine, [shifting(prompt, length, count=2 * length)], together=False)
     kinds = [cache.kind for cache in model.decoder.cache_layers]
     moves = model.decoder.key_rotations is not None and can_move(
-        kinds, Cut(KEEP, KEEP + dropped), length - 1, page_tokens=4
+        kinds, ContextCut(KEEP, KEEP + dropped), length - 1, page_tokens=4
     )
     assert moves == (family not in STAYING)
     if moves:

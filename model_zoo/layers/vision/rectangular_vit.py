@@ -55,7 +55,7 @@ class RectangularVit:
         stored = w.shape(name, whole=True, dimensions=2) or (1, sizes.hidden)
         self._across = isqrt(stored[-2])
         shape = (self._across**2, sizes.hidden)
-        self._places = first_table(w, name, shape=shape).to(w.dtype)
+        self._position_embd = first_table(w, name, shape=shape).to(w.dtype)
         self._norm = w.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
         self._layers: Sequence[VisionLayer] = [
             read_layer(w.scope("blk", index)) for index in range(sizes.layers)
@@ -88,7 +88,7 @@ class RectangularVit:
         if order is not None:
             patches, cells = patches[:, order], cells[order]
         x = self._embed(patches.to(self._dtype).flatten(0, 1)).view(images, count, -1)
-        x = x.add_(self._places[cells]).flatten(0, 1)
+        x = x.add_(self._position_embd[cells]).flatten(0, 1)
         batch = ImageBatch(images, whole(count), pause=pause)
         for index, layer in enumerate(self._layers):
             x = layer(x, batch)

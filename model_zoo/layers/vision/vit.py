@@ -59,7 +59,7 @@ class Vit:
             self._class = first_table(w, *names.first, shape=(sizes.hidden,)).to(w.dtype)
         self.rows = self.across**2 + classed
         places = tuple(f"{name}.weight" for name in names.places)
-        self._places = first_table(w, *places, shape=(self.rows, sizes.hidden)).to(w.dtype)
+        self._position_embd = first_table(w, *places, shape=(self.rows, sizes.hidden)).to(w.dtype)
         self._pre_norm = _norm(w, sizes, names.pre_norm)
         self._kept = kept
         self._post_norm = None
@@ -85,7 +85,7 @@ class Vit:
         x = self._embed(patches.flatten(0, 1)).view(images, -1, hidden)
         if self._class is not None:
             x = torch.cat([self._class.expand(images, 1, hidden), x], dim=1)
-        x = x.add_(self._places).view(-1, hidden)
+        x = x.add_(self._position_embd).view(-1, hidden)
         if self._pre_norm is not None:
             x = self._pre_norm(x)
         batch = ImageBatch(images, whole(self.rows), pause=pause)

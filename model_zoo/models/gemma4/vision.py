@@ -38,7 +38,7 @@ class Gemma4Tower:
         self.pooled = metadata.get_size(POOLED_KEY, POOLED, at_most=16)
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = _places(v, sizes)
+        self._position_embd = _position_tables(v, sizes)
         self._frequencies = plain_frequencies(sizes.head_dim // 2, BASE).to(w.device)
         *bounds, last = _listed(v, sizes.layers)
         self._layers = [
@@ -53,7 +53,7 @@ class Gemma4Tower:
         self._projection = ClampedLinear(w, PROJECTION, shape=shape, listed=last.get(PROJECTION))
         unit = sizes.patch * self.pooled
         rows = _most_rows(metadata, unit)
-        if rows * self.pooled > self._places.shape[1]:
+        if rows * self.pooled > self._position_embd.shape[1]:
             raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
         down, across = grid = max(rectangles(rows), key=prod)
         largest = ImageOutline((CHANNELS, down * unit, across * unit), grid, rows)
@@ -71,7 +71,7 @@ class Gemma4Tower:
         patches = squares((2 * pixels - 1).to(self._dtype), self._sizes.patch)
         x = self._embed(patches.flatten(0, 1))
         down, across = coordinates(rows, columns, device=x.device)
-        places = self._places[0][across] + self._places[1][down]
+        places = self._position_embd[0][across] + self._position_embd[1][down]
         x.view(images, rows * columns, -1).add_(places.to(x.dtype))
         angles = self._angles(across, images), self._angles(down, images)
         batch = ClampedBatch(images, *angles, pause)
@@ -108,7 +108,7 @@ def _most_rows(metadata: Metadata, unit: int) -> int:
     return max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
 
 
-def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
+def _position_tables(v: TensorScope, sizes: VisionSizes) -> Tensor:
     """float32 [2, positions, hidden]: embeddings of columns and of rows."""
     name = "position_embd.weight"
     stored = v.shape(name, whole=True) or (2, 1, sizes.hidden)

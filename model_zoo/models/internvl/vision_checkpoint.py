@@ -31,7 +31,7 @@ def _shuffle(config: Configuration) -> int:
     return round(1 / float(config.model.get("downsample_ratio", 1 / SHUFFLED)))
 
 
-def _places(config: Configuration, table: Tensor) -> Tensor:
+def _position_rows(config: Configuration, table: Tensor) -> Tensor:
     return table.flatten(0, -2)
 
 
@@ -67,7 +67,7 @@ VISION = Conversion(
     rules=(
         Rule("embeddings.patch_embeddings.projection.*", "v.patch_embd.*"),
         Rule("embeddings.cls_token", "v.class_embd", _class, keep=True),
-        Rule("embeddings.position_embeddings", "v.position_embd.weight", _places),
+        Rule("embeddings.position_embeddings", "v.position_embd.weight", _position_rows),
         *towers.layers("encoder.layer.{n}", _MODULES),
         *(
             Rule(

@@ -35,7 +35,7 @@ class Lfm2Tower:
         self._device, self._dtype = w.device, w.dtype
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = position_table(v, sizes)
+        self._position_embd = position_table(v, sizes)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
         ]
@@ -78,7 +78,7 @@ class Lfm2Tower:
         merge = self._processor.merge
         high, wide = rows * merge, columns * merge
         plane = F.interpolate(
-            self._places, (high, wide), mode="bilinear", align_corners=False, antialias=True
+            self._position_embd, (high, wide), mode="bilinear", align_corners=False, antialias=True
         )
         down, across = coordinates(high, wide, block=merge, device=plane.device)
         return gathered_positions(plane, down, across)

@@ -46,7 +46,7 @@ class Llama4Tower:
         self._embed = patch_embedding(v, sizes, "patch_embd", "patch_embedding")
         self._class = first_table(v, *CLASS, shape=(sizes.hidden,)).to(w.dtype)
         places = (across**2 + 1, sizes.hidden)
-        self._places = first_table(v, *PLACES, shape=places).to(w.dtype)
+        self._position_embd = first_table(v, *PLACES, shape=places).to(w.dtype)
         self._pre_norm, self._post_norm = (
             v.layer_norm(known_as(v, *names), sizes.eps, size=sizes.hidden)
             for names in (("pre_ln", "layernorm_pre"), ("post_ln", "layernorm_post"))
@@ -60,17 +60,17 @@ class Llama4Tower:
         self.limits = ImageLimits(images.most_rows, images.largest, self._adapter.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
-        sizes, rows = self._sizes, images * self._tiles * len(self._places)
+        sizes, rows = self._sizes, images * self._tiles * len(self._position_embd)
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         projected = images * self.limits.rows * self._adapter.row_elements
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape
+        tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._position_embd.shape
         patches = squares(pixels.flatten(0, 1).to(self._dtype), self._sizes.patch)
         embedded = self._embed(patches.flatten(0, 1)).view(tiles, rows - 1, hidden)
         last = self._class.expand(tiles, 1, hidden)
-        x = torch.cat([embedded, last], dim=1).add_(self._places)
+        x = torch.cat([embedded, last], dim=1).add_(self._position_embd)
         x = self._pre_norm(x.view(-1, hidden))
         batch = ImageBatch(tiles, whole(rows), repeated(self._rotation, tiles), pause)
         for layer in self._layers:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.context_shift import Cut, cut_of
+from runtime.engine.context_shift import ContextCut, cut_of
 from runtime.engine.request import (
     ContextShift,
     FinishReason,
@@ -80,14 +80,14 @@ def test_any_cut_keeps_images_whole_and_the_last_token() -> None:
 
 def test_positions_of_sampling_parameters_move() -> None:
     sampling = SamplingParams(counted_from=10, barred_until=12, dropped=3, words_from=10)
-    assert Cut(4, 8).sampling(sampling) == replace(
+    assert ContextCut(4, 8).sampling(sampling) == replace(
         sampling, counted_from=6, barred_until=8, dropped=7, words_from=6
     )
-    assert Cut(4, 20).sampling(sampling) == replace(
+    assert ContextCut(4, 20).sampling(sampling) == replace(
         sampling, counted_from=4, barred_until=0, dropped=19, words_from=4
     )
     before = replace(sampling, words_from=2)  # what is kept ends where the cut is
-    assert Cut(4, 8).sampling(before).words_from == 4
+    assert ContextCut(4, 8).sampling(before).words_from == 4
 
 
 def asked(count: int, keep: int = KEEP, **more) -> GenerationRequest:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.engine.context_shift import Cut
+from runtime.engine.context_shift import ContextCut
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.page_group import KeyShift, PageCopy
 from runtime.kv.page_shift import can_move
@@ -32,14 +32,14 @@ SIZE = 4
     ],
 )
 def test_pages_move_only_if_they_hold_what_later_rows_attend_to(kind, cut, moves) -> None:
-    assert can_move([Full(), kind], Cut(*cut), 39, page_tokens=SIZE) == moves
+    assert can_move([Full(), kind], ContextCut(*cut), 39, page_tokens=SIZE) == moves
 
 
 def test_later_pages_move_down_and_kept_positions_are_copied_into_the_first() -> None:
     manager = KVCacheManager([Full(), Sliding(6)], [12, 12], page_tokens=SIZE, moves_keys=True)
     owner = Owner(list(range(40)))
     compute(manager, owner, 39)
-    moved = manager.shift(owner, Cut(5, 21))
+    moved = manager.shift(owner, ContextCut(5, 21))
     assert moved is not None
     # Pages 5 to 9 become 1 to 5; one position of page 1 stays. The window begins in page 8.
     assert moved.pages == (
@@ -65,7 +65,7 @@ def test_pages_of_others_are_copied_if_there_is_room(pages: int) -> None:
     first, second = Owner(list(range(40))), Owner(list(range(40)))
     compute(manager, first, 39)
     assert manager.adopt(second)[0] == 36
-    moved = manager.shift(first, Cut(4, 20))
+    moved = manager.shift(first, ContextCut(4, 20))
     if pages == 10:
         assert moved is None
     else:
