@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import anthropic
 import httpx
 import httpx2
+import ollama
 import openai
 from starlette.applications import Starlette
 
@@ -169,20 +170,42 @@ async def http_client(
             yield client
 
 
+@dataclass(frozen=True)
+class Clients:
+    """Official clients of one ingress, and one without a protocol."""
+
+    native: ollama.AsyncClient
+    oai: openai.AsyncOpenAI
+    anthropic: anthropic.AsyncAnthropic
+    raw: httpx.AsyncClient
+
+
 @asynccontextmanager
-async def _official_client(
-    make: type, path: str, replica: PretendReplica, *, key: str = "any", **access: Any
-) -> AsyncIterator[Any]:
-    """An official client of the whole ingress; `access` as `ingress` has it."""
-    async with ingress(replica, **access) as app:
-        # The clients are built on httpx's successor, which has transports of its own.
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        http = httpx2.AsyncClient(transport=transport)
-        yield make(base_url=f"http://test{path}", api_key=key, http_client=http, max_retries=0)
+async def clients(replica: Any, *, key: str = "any", **access: Any) -> AsyncIterator[Clients]:
+    """Of the whole ingress; `access` as `ingress` has it."""
+    async with ingress(replica, **access) as app, asyncio.timeout(HANG_S):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        # Two clients are built on httpx's successor, which has transports of its own.
+        newer = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        shared = {"http_client": httpx2.AsyncClient(transport=newer), "api_key": key}
+        yield Clients(
+            ollama.AsyncClient("http://test", transport=transport),
+            openai.AsyncOpenAI(base_url="http://test/v1", max_retries=0, **shared),
+            anthropic.AsyncAnthropic(base_url="http://test", max_retries=0, **shared),
+            httpx.AsyncClient(base_url="http://test", transport=transport),
+        )
 
 
-openai_client = partial(_official_client, openai.AsyncOpenAI, "/v1")
-anthropic_client = partial(_official_client, anthropic.AsyncAnthropic, "")
+@asynccontextmanager
+async def openai_client(replica: Any, **access: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with clients(replica, **access) as to:
+        yield to.oai
+
+
+@asynccontextmanager
+async def anthropic_client(replica: Any, **access: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with clients(replica, **access) as to:
+        yield to.anthropic
 
 
 @asynccontextmanager
@@ -190,6 +213,7 @@ async def ingress(
     replica: PretendReplica,
     *,
     options: Options | None = None,
+    brings_options: bool = False,
     api_keys: tuple[ApiKey, ...] | None = None,
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
@@ -215,7 +239,7 @@ async def ingress(
     server = generation_server(spanned_replies(spans, replica.generate))
     replicas = OneReplica(await server.start("127.0.0.1"), card)
     replicas.statuses = [] if statuses is None else statuses
-    model = ServedModel("demo", options or Options())
+    model = ServedModel("demo", options or Options(), brings_options)
     backend = backend_of(replicas, model, private_caches=private_caches, telemetry=telemetry)
     try:
         yield ingress_app(

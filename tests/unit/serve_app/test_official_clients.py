@@ -1,26 +1,20 @@
 """The official clients against the demo model, without Ray."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 
-import httpx
-import httpx2
 import ollama
 import openai
 import pytest
-from starlette.applications import Starlette
 
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_files import local_files
 from serve_app.replica.replica import ModelReplica
 from tests.checkout import DEMO_MODEL
-from tests.patience import HANG_S
-from tests.unit.serve_app.fake_replicas import ingress
+from tests.unit.serve_app.fake_replicas import clients
 
 CONTEXT_TOKENS = 128
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
@@ -30,13 +24,6 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.name %}{{ m.name }}: {% endif %}"
     "{{ question | default(m.content) }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
-
-
-@dataclass(frozen=True)
-class Clients:
-    native: ollama.AsyncClient
-    oai: openai.AsyncOpenAI
-    raw: httpx.AsyncClient
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +38,13 @@ def replica() -> Iterator[ModelReplica]:
     replica.close()
 
 
-@asynccontextmanager
-async def clients(replica: ModelReplica) -> AsyncIterator[Clients]:
-    async with ingress(replica, card=replica.describe()) as app, asyncio.timeout(HANG_S):
-        yield _clients_of(app)
-
-
-def _clients_of(app: Starlette) -> Clients:
-    host, transport = "http://test", httpx.ASGITransport(app)
-    # The client of OpenAI is built on httpx's successor, which has transports of its own.
-    http = openai.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app))
-    return Clients(
-        ollama.AsyncClient(host, transport=transport),
-        openai.AsyncOpenAI(base_url=f"{host}/v1", api_key="any", http_client=http, max_retries=0),
-        httpx.AsyncClient(base_url=host, transport=transport, timeout=None),
-    )
-
-
 async def said(oai: openai.AsyncOpenAI, **change) -> str:
     body = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 64, **change}
     return (await oai.chat.completions.create(**body)).choices[0].message.content
 
 
 async def test_a_num_ctx_above_the_served_context_is_answered(replica):
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         options = {"num_ctx": 8192, "temperature": 0}
         reply = await to.native.chat("demo", QUESTION, options=options)
         (running,) = (await to.native.ps()).models
@@ -88,7 +58,7 @@ async def test_a_num_ctx_above_the_served_context_is_answered(replica):
 async def test_fields_of_other_clients_change_nothing(replica):
     body = {"model": "demo", "messages": QUESTION, "stream": False, "options": {"temperature": 0}}
     extra = {"num_predict": 1, "temperature": 2, "top_p": 0.1}
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         plain = (await to.raw.post("/api/chat", json=body)).json()["message"]
         given = (await to.raw.post("/api/chat", json=body | extra)).json()["message"]
         compatible = await said(
@@ -100,7 +70,7 @@ async def test_fields_of_other_clients_change_nothing(replica):
 
 async def test_choices_are_reproducible_and_the_same_streamed(replica):
     body = {"model": "demo", "prompt": ["hot", "cold"], "seed": 3, "max_tokens": 4}
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         alone = await to.oai.completions.create(**body | {"prompt": "hot"})
         whole = await to.oai.completions.create(**body, n=3)
         stream = await to.oai.completions.create(**body, n=3, stream=True)
@@ -115,7 +85,7 @@ async def test_choices_are_reproducible_and_the_same_streamed(replica):
 
 async def test_best_of_is_the_candidate_with_the_highest_mean_log_probability(replica):
     body = {"model": "demo", "prompt": "hot", "seed": 3, "max_tokens": 4, "logprobs": 0}
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         candidates = (await to.oai.completions.create(**body, n=4)).choices
         best = (await to.oai.completions.create(**body, best_of=4)).choices
     means = [fmean(choice.logprobs.token_logprobs) for choice in candidates]
@@ -124,7 +94,7 @@ async def test_best_of_is_the_candidate_with_the_highest_mean_log_probability(re
 
 @pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1.0}])
 async def test_vllms_filters_can_leave_only_the_likeliest_token(replica, extra):
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         greedy = await said(to.oai)
         hot = [await said(to.oai, temperature=2, seed=s, extra_body=extra) for s in range(4)]
         wild = [await said(to.oai, temperature=2, seed=s) for s in range(4)]
@@ -138,7 +108,7 @@ async def test_vllms_repetition_penalty_counts_the_prompt(replica):
         reply = await oai.chat.completions.create(**body, logprobs=True, extra_body=extra)
         return {entry.token for entry in reply.choices[0].logprobs.content}
 
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         plain = await drawn(to.oai)
         penalised = await drawn(to.oai, repetition_penalty=100.0)
     repeated = {" of", " opposite"}  # tokens of the question
@@ -148,7 +118,7 @@ async def test_vllms_repetition_penalty_counts_the_prompt(replica):
 async def test_chat_template_variables_and_names_are_rendered(replica):
     other = [{"role": "user", "content": "Hello"}]
     variables = {"chat_template_kwargs": {"question": QUESTION[0]["content"]}}
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         plain = await said(to.oai)
         asked = await said(to.oai, messages=other, extra_body=variables)
         body = {"model": "demo", "max_tokens": 1}
@@ -164,7 +134,7 @@ async def test_chat_template_variables_and_names_are_rendered(replica):
 
 async def test_texts_of_any_length_are_embedded_unless_truncation_is_off(replica):
     texts = ["hot", "", LONG]
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         native = (await to.native.embed("demo", texts)).embeddings
         reply = await to.oai.embeddings.create(model="demo", input=texts)
         alone = await to.oai.embeddings.create(model="demo", input="")
@@ -184,7 +154,7 @@ async def test_a_request_may_bring_its_template_and_a_text_to_insert_before(repl
         "{{ if .Suffix }}{{ .Suffix }}{{ .Prompt }}{{ else }}{{ .System }}{{ .Prompt }}{{ end }}"
     )
     options = {"temperature": 0, "num_predict": 4}
-    async with clients(replica) as each:
+    async with clients(replica, card=replica.describe()) as each:
         raw = await each.native.generate("demo", "hot cold", raw=True, options=options)
         inserted = await each.native.generate(
             "demo", " cold", suffix="hot", template=ordered, options=options
@@ -202,7 +172,7 @@ async def test_a_request_may_bring_its_template_and_a_text_to_insert_before(repl
 async def test_long_chats_are_shortened_for_ollamas_clients_only(replica):
     turn = [QUESTION[0], {"role": "assistant", "content": "The opposite of hot is cold."}]
     talk = turn * 50 + QUESTION
-    async with clients(replica) as each:
+    async with clients(replica, card=replica.describe()) as each:
         answer = await each.native.chat("demo", talk, options={"temperature": 0})
         assert "cold" in answer.message.content
         assert 0 < answer.prompt_eval_count < CONTEXT_TOKENS
@@ -217,7 +187,7 @@ async def test_a_chat_goes_on_when_the_context_is_full(replica, shift):
     array = {"type": "array", "items": number, "minItems": 2000}
     body = {"model": "demo", "messages": QUESTION, "stream": False, "format": array}
     body |= {"shift": shift, "options": {"seed": 1}}
-    async with clients(replica) as to:
+    async with clients(replica, card=replica.describe()) as to:
         reply = (await to.raw.post("/api/chat", json=body)).json()
     left = CONTEXT_TOKENS - reply["prompt_eval_count"]
     assert reply["eval_count"] == (10 * CONTEXT_TOKENS if shift is None else left)

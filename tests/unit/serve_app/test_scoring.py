@@ -1,33 +1,22 @@
 """Scores of prompts, logit biases, ends of answers and tokenization over HTTP, on a tiny model."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import anthropic
 import httpx
-import httpx2
-import openai
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import IngressOptions, ingress_app
-from serve_app.api.request_images import ImageRules
-from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.model_registry import ServedModel
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_files import local_files
-from serve_app.transport.generation import generation_server
-from tests.patience import HANG_S
 from tests.tiny_models import CHAT_TEMPLATE, END, START, tiny_tokenizer, write_tiny_llama
-from tests.unit.serve_app.fake_replicas import OneReplica, backend_of
+from tests.unit.serve_app.fake_replicas import Clients, clients
 
 PROMPT = "the quick brown fox 🐪 jumps"
 USER = [{"role": "user", "content": "hello there"}]
@@ -49,13 +38,6 @@ class Served:
         return self.twin(torch.tensor([ids])).logits[0].log_softmax(-1)
 
 
-@dataclass(frozen=True)
-class Clients:
-    oai: openai.AsyncOpenAI
-    anthropic: anthropic.AsyncAnthropic
-    raw: httpx.AsyncClient
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
@@ -74,44 +56,17 @@ def served(tmp_path_factory):
     replica.close()
 
 
-@asynccontextmanager
-async def clients(served: Served) -> AsyncIterator[Clients]:
-    server = generation_server(served.replica.generate)
-    replicas = OneReplica(await server.start("127.0.0.1"), served.replica.describe())
-    backend = backend_of(replicas, ServedModel("demo", Options()))
-    options = IngressOptions(
-        api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()
-    )
-    app = ingress_app(backend, options)
-    transport = httpx2.ASGITransport(app)
-    facts = {"api_key": "any", "max_retries": 0}
-    try:
-        async with asyncio.timeout(HANG_S):
-            yield Clients(
-                openai.AsyncOpenAI(
-                    base_url="http://test/v1",
-                    http_client=openai.DefaultAsyncHttpxClient(transport=transport),
-                    **facts,
-                ),
-                anthropic.AsyncAnthropic(
-                    base_url="http://test",
-                    http_client=anthropic.DefaultAsyncHttpxClient(transport=transport),
-                    **facts,
-                ),
-                httpx.AsyncClient(base_url="http://test", transport=httpx.ASGITransport(app)),
-            )
-    finally:
-        backend.close()
-        await server.close(drain_s=1.0)
+def clients_of(served: Served) -> AbstractAsyncContextManager[Clients]:
+    return clients(served.replica, card=served.replica.describe(), max_body_bytes=1 << 20)
 
 
 async def completed(served: Served, **change: Any):
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         return (await to.oai.completions.create(**GREEDY | {"prompt": PROMPT} | change)).choices[0]
 
 
 async def posted(served: Served, path: str, **body: Any) -> httpx.Response:
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         return await to.raw.post(path, json={"model": "demo"} | body)
 
 
@@ -152,7 +107,7 @@ async def test_lm_evals_loglikelihoods_are_the_models(served):
 async def test_an_echoed_prompt_comes_before_the_answer(served, most, stream, as_ids):
     ids = served.ids(PROMPT)
     body = {**GREEDY, "prompt": ids if as_ids else PROMPT, "logprobs": 2, "max_tokens": most}
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         reply = await to.oai.completions.create(**body, echo=True, stream=stream)
         chunks = [chunk async for chunk in reply] if stream else [reply]
         plain = await to.oai.completions.create(**body | {"max_tokens": 3})
@@ -264,7 +219,7 @@ async def test_the_models_own_end_can_be_ignored_and_delayed(served):
     assert (ended.text, ended.finish_reason, ended.stop_reason) == ("", "stop", None)
     ignored = await completed(served, **body, extra_body={"ignore_eos": True})
     assert ignored.finish_reason == "length"
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         delayed = await to.oai.completions.create(
             **GREEDY, prompt=PROMPT, **body, extra_body={"min_tokens": 4}
         )
@@ -311,7 +266,7 @@ async def test_a_request_that_leaves_no_token_is_refused(served, stream):
 
 
 async def test_anthropics_stop_sequence_is_named(served):
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         body = {
             "model": "demo",
             "messages": USER,
@@ -333,7 +288,7 @@ async def test_anthropics_stop_sequence_is_named(served):
 async def test_counted_tokens_are_those_of_the_request(served):
     given = {"model": "demo", "messages": USER, "system": "be quick"}
     tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
-    async with clients(served) as to:
+    async with clients_of(served) as to:
         for body in (given, given | {"tools": tools}):
             counted = await to.anthropic.messages.count_tokens(**body)
             message = await to.anthropic.messages.create(**body, max_tokens=1)

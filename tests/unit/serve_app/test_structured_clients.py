@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.unit.serve_app.test_official_clients import clients
+from tests.unit.serve_app.fake_replicas import clients
 
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
 

@@ -2,10 +2,9 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-import httpx2
 import openai
 import pytest
 
@@ -26,7 +25,13 @@ from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.test_limits import Clock
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, events, post
-from tests.unit.serve_app.fake_replicas import USAGE, PretendReplica, http_client, ingress
+from tests.unit.serve_app.fake_replicas import (
+    USAGE,
+    PretendReplica,
+    http_client,
+    ingress,
+    openai_client,
+)
 from tests.unit.serve_app.sockets import listening
 
 SEED = 10
@@ -63,15 +68,8 @@ class SeededReplica(PretendReplica):
             self.left += not ended
 
 
-@asynccontextmanager
-async def client_of(replica: PretendReplica) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with ingress(replica) as app, asyncio.timeout(HANG_S):
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        yield _client("http://test", openai.DefaultAsyncHttpxClient(transport=transport))
-
-
-def _client(url: str, http: openai.DefaultAsyncHttpxClient | None = None) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", http_client=http, max_retries=0)
+def client_at(port: int) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
 
 
 async def chat(client: openai.AsyncOpenAI, **fields):
@@ -87,7 +85,7 @@ def used(usage) -> tuple[int, int, int]:
 
 
 async def test_a_chat_with_n_has_n_choices_and_counts_its_prompt_once():
-    async with client_of(SeededReplica()) as client:
+    async with openai_client(SeededReplica()) as client:
         reply = await chat(client, n=3)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     assert [choice.message.content for choice in reply.choices] == ["seed 10", "seed 11", "seed 12"]
@@ -98,7 +96,7 @@ async def test_a_chat_with_n_has_n_choices_and_counts_its_prompt_once():
 
 
 async def test_a_streamed_chat_tags_each_chunk_with_the_index_of_its_choice():
-    async with client_of(SeededReplica()) as client:
+    async with openai_client(SeededReplica()) as client:
         stream = await chat(client, n=2, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
     *parts, last = chunks
@@ -121,7 +119,7 @@ async def test_each_choice_of_a_stream_has_its_own_tool_calls():
     replica = SeededReplica({SEED: (call % 1,), SEED + 1: (call % 2,)})
     replica.opening = ReplyOpening(format_of("tools <tool_call>"))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         whole = await chat(client, n=2, tools=[tool])
         stream = await chat(client, n=2, tools=[tool], stream=True)
         arguments = defaultdict(str)
@@ -137,7 +135,7 @@ async def test_each_choice_of_a_stream_has_its_own_tool_calls():
 
 async def test_several_prompts_are_answered_in_order_with_n_choices_each():
     replica = SeededReplica()
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         reply = await complete(client, ["a", "b"], n=2)
     assert [choice.text for choice in reply.choices] == [f"seed {SEED + i}" for i in range(4)]
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
@@ -150,7 +148,7 @@ async def test_several_prompts_are_answered_in_order_with_n_choices_each():
 
 async def test_prompts_of_token_ids_are_streamed_with_their_indices():
     replica = SeededReplica()
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         stream = await complete(client, [[1, 2], [3]], stream=True, logprobs=0)
         texts, offsets = defaultdict(str), defaultdict(list)
         async for chunk in stream:
@@ -164,7 +162,7 @@ async def test_prompts_of_token_ids_are_streamed_with_their_indices():
 
 async def test_the_first_of_several_choices_is_the_answer_to_a_request_for_one():
     replica = SeededReplica()
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         await complete(client)
         await complete(client, n=2)
     one, *several = replica.tasks
@@ -184,7 +182,7 @@ async def test_best_of_returns_the_candidates_with_the_highest_mean_log_probabil
     # The log-probability of word k of the replica is -k / 2, so the shortest answer is the best.
     words = {SEED: tuple("abc"), SEED + 1: ("a",), SEED + 2: tuple("ab"), SEED + 3: ()}
     replica = SeededReplica(words)
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         one = await complete(client, best_of=4)
         two = await complete(client, best_of=4, n=2, logprobs=0)
     assert [choice.text for choice in one.choices] == ["a"]
@@ -196,7 +194,7 @@ async def test_best_of_returns_the_candidates_with_the_highest_mean_log_probabil
 
 async def test_best_of_selects_within_each_prompt():
     words = {SEED: tuple("ab"), SEED + 1: ("a",), SEED + 2: ("c",), SEED + 3: tuple("cd")}
-    async with client_of(SeededReplica(words)) as client:
+    async with openai_client(SeededReplica(words)) as client:
         reply = await complete(client, ["p", "q"], best_of=2)
     assert [choice.text for choice in reply.choices] == ["a", "c"]
 
@@ -221,7 +219,7 @@ async def test_a_request_with_many_prompts_generates_some_of_the_answers_at_a_ti
     replica = SeededReplica()
     replica.starts.clear()
     prompts = [str(number) for number in range(MAX_ANSWERS)]
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         request = asyncio.create_task(complete(client, prompt=prompts))
         await until(lambda: len(replica.tasks) == MAX_STREAMS)
         await settled()
@@ -278,7 +276,7 @@ async def test_a_choice_that_fails_at_once_fails_the_request_and_ends_the_others
     replica = SeededReplica()
     replica.starts.clear()
     replica.failing, replica.error = {SEED + 1}, error
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         with pytest.raises(raised, match=str(error)):
             await chat(client, n=3, stream=stream)
         await until(lambda: replica.left == len(replica.tasks))
@@ -290,7 +288,7 @@ async def test_a_choice_that_fails_later_ends_the_stream_with_an_error_and_the_o
     replica.starts.clear()
     replica.failing, replica.fails_after = {SEED + 1}, 1
     async with ingress(replica) as app, listening(app) as port, asyncio.timeout(HANG_S):
-        stream = await chat(_client(f"http://127.0.0.1:{port}"), n=2, stream=True)
+        stream = await chat(client_at(port), n=2, stream=True)
         await anext(stream)
         await until(lambda: len(replica.tasks) == 2)
         replica.waits.set()
@@ -303,7 +301,7 @@ async def test_a_choice_that_fails_later_ends_the_stream_with_an_error_and_the_o
 async def test_a_choice_that_fails_later_fails_a_single_reply_with_its_status():
     replica = SeededReplica()
     replica.failing, replica.fails_after = {SEED + 1}, 1
-    async with client_of(replica) as client:
+    async with openai_client(replica) as client:
         with pytest.raises(openai.InternalServerError, match="the engine broke"):
             await complete(client, ["a", "b", "c"])
 
@@ -313,7 +311,7 @@ async def test_a_client_that_disconnects_ends_all_choices(stream):
     replica = SeededReplica()
     replica.waits.clear()
     async with ingress(replica) as app, listening(app) as port, asyncio.timeout(HANG_S):
-        asking = asyncio.create_task(_read(_client(f"http://127.0.0.1:{port}"), stream))
+        asking = asyncio.create_task(_read(client_at(port), stream))
         await until(lambda: len(replica.tasks) == 3)
         asking.cancel()
         await until(lambda: replica.left == 3)
