@@ -7,6 +7,7 @@ import pytest
 from model_zoo.store.store import Store
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli.cli_runs import put
+from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
 
 
 class Clock:
@@ -21,6 +22,12 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture
+async def loader() -> FakeLoader:
+    """Of three models, two of which fit a pool of 100 bytes."""
+    return FakeLoader(a=(40, 50), b=(40, 50), c=(40, 50))
 
 
 @pytest.fixture(scope="module")

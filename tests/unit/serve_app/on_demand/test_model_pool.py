@@ -24,8 +24,6 @@ from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
 
-SMALL = {"a": (40, 50), "b": (40, 50), "c": (40, 50)}
-
 
 @asynccontextmanager
 async def pool_of(loader: FakeLoader, **limits):
@@ -69,22 +67,20 @@ def names(pool: ModelPool) -> set[str]:
     return {resident.loaded.model.name for resident in pool.residents()}
 
 
-async def test_concurrent_requests_load_a_model_once():
-    loader = FakeLoader(**SMALL)
+async def test_concurrent_requests_load_a_model_once(loader):
     async with pool_of(loader) as pool:
         answers = await asyncio.gather(*(ask(pool, "a") for _ in range(20)), ask(pool, "A"))
         assert answers == ["a"] * 21 and loader.loads == [("a", 50)]
 
 
-async def test_an_unknown_name_is_not_found():
-    async with pool_of(FakeLoader(**SMALL)) as pool:
+async def test_an_unknown_name_is_not_found(loader):
+    async with pool_of(loader) as pool:
         with pytest.raises(ModelNotFoundError, match="'x' not found"):
             await ask(pool, "x")
         assert not pool.residents()
 
 
-async def test_the_least_recently_used_model_is_unloaded():
-    loader = FakeLoader(**SMALL)
+async def test_the_least_recently_used_model_is_unloaded(loader):
     async with pool_of(loader) as pool:
         for model in ("a", "b", "a", "c"):
             await ask(pool, model)
@@ -107,16 +103,14 @@ async def test_weights_that_models_share_count_once():
         assert loader.unloads == ["a", "b"], "another base is not shared"
 
 
-async def test_models_in_use_stay_loaded_and_a_full_pool_refuses_at_once():
-    loader = FakeLoader(**SMALL)
+async def test_models_in_use_stay_loaded_and_a_full_pool_refuses_at_once(loader):
     async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
         with pytest.raises(OverloadedError, match=r"'c' needs 40 bytes and 0 are free"):
             await ask(pool, "c")
         assert loader.unloads == [] and names(pool) == {"a", "b"}
 
 
-async def test_an_idle_model_is_unloaded_rather_than_an_older_one_in_use():
-    loader = FakeLoader(**SMALL)
+async def test_an_idle_model_is_unloaded_rather_than_an_older_one_in_use(loader):
     async with pool_of(loader) as pool, using(pool, loader, "a"):
         await ask(pool, "b")
         await ask(pool, "c")
@@ -172,9 +166,8 @@ async def test_memory_that_other_processes_use_counts():
         assert loader.loads == [("a", 45)]
 
 
-async def test_memory_is_reclaimed_before_a_model_is_refused_or_another_unloaded():
+async def test_memory_is_reclaimed_before_a_model_is_refused_or_another_unloaded(loader):
     """The exception of a failed request may reference the engine while that is unloaded."""
-    loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         loader.free, loader.unreclaimed = 10, 35
@@ -182,8 +175,7 @@ async def test_memory_is_reclaimed_before_a_model_is_refused_or_another_unloaded
         assert loader.loads[1:] == [("b", 45)] and loader.unloads == []
 
 
-async def test_a_failed_load_releases_its_memory():
-    loader = FakeLoader(**SMALL)
+async def test_a_failed_load_releases_its_memory(loader):
     async with pool_of(loader) as pool:
         loader.fails = ModelFileError("it is damaged")
         for _ in range(2):
@@ -197,8 +189,7 @@ async def test_a_failed_load_releases_its_memory():
         assert await ask(pool, "a") == "a"
 
 
-async def test_the_log_names_the_class_of_an_error_without_text(capsys):
-    loader = FakeLoader(**SMALL)
+async def test_the_log_names_the_class_of_an_error_without_text(loader, capsys):
     async with pool_of(loader) as pool:
         loader.fails = AssertionError()
         with pytest.raises(AssertionError):
@@ -209,8 +200,7 @@ async def test_the_log_names_the_class_of_an_error_without_text(capsys):
     ]
 
 
-async def test_an_idle_model_is_unloaded_after_keep_alive():
-    loader = FakeLoader(**SMALL)
+async def test_an_idle_model_is_unloaded_after_keep_alive(loader):
     async with pool_of(loader, keep_alive_s=60.0) as pool:
         async with using(pool, loader, "a"):
             await pass_time(61.0)
@@ -220,8 +210,7 @@ async def test_an_idle_model_is_unloaded_after_keep_alive():
         assert await ask(pool, "a") == "a"
 
 
-async def test_the_last_stated_keep_alive_applies():
-    loader = FakeLoader(**SMALL)
+async def test_the_last_stated_keep_alive_applies(loader):
     async with pool_of(loader, keep_alive_s=60.0) as pool:
         await ask(pool, "a", FOREVER)
         await ask(pool, "a")
@@ -236,8 +225,7 @@ async def test_the_last_stated_keep_alive_applies():
         assert loader.unloads == ["a"] and not pool.residents()
 
 
-async def test_each_use_restarts_keep_alive():
-    loader = FakeLoader(**SMALL)
+async def test_each_use_restarts_keep_alive(loader):
     async with pool_of(loader, keep_alive_s=900.0) as pool:
         await ask(pool, "a", 60.0)
         for _ in range(4):
@@ -248,8 +236,7 @@ async def test_each_use_restarts_keep_alive():
         await until(lambda: loader.unloads == ["a"])
 
 
-async def test_a_model_that_was_used_since_its_keep_alive_expired_stays_loaded():
-    loader = FakeLoader(**SMALL)
+async def test_a_model_that_was_used_since_its_keep_alive_expired_stays_loaded(loader):
     async with pool_of(loader, keep_alive_s=60.0) as pool:
         await ask(pool, "a")
         async with pool._changing.place(""):  # as during a change of another model
@@ -261,8 +248,7 @@ async def test_a_model_that_was_used_since_its_keep_alive_expired_stays_loaded()
         await until(lambda: loader.unloads == ["a"])
 
 
-async def test_unloading_waits_for_running_requests():
-    loader = FakeLoader(**SMALL)
+async def test_unloading_waits_for_running_requests(loader):
     async with pool_of(loader) as pool:
         async with using(pool, loader, "a"):
             assert await pool.unload("a")
@@ -271,8 +257,7 @@ async def test_unloading_waits_for_running_requests():
         assert not await pool.unload("a") and not await pool.unload("x")
 
 
-async def test_a_cancelled_request_does_not_cancel_a_shared_load():
-    loader = FakeLoader(**SMALL)
+async def test_a_cancelled_request_does_not_cancel_a_shared_load(loader):
     loader.may_load.clear()
     async with pool_of(loader) as pool:
         draining, staying = (asyncio.create_task(ask(pool, "a")) for _ in range(2))
@@ -284,9 +269,8 @@ async def test_a_cancelled_request_does_not_cancel_a_shared_load():
         assert await staying == "a" and len(loader.loads) == 1
 
 
-async def test_waiting_for_a_load_counts_as_queueing():
+async def test_waiting_for_a_load_counts_as_queueing(loader):
     """Also for a request that joins the load of another."""
-    loader = FakeLoader(**SMALL)
     loader.may_load.clear()
     async with pool_of(loader) as pool:
         asked = [asyncio.create_task(usage_of(pool, "a")) for _ in range(2)]
@@ -308,8 +292,7 @@ async def usage_of(pool: ModelPool, model: str) -> Usage:
     return usage
 
 
-async def test_a_load_without_waiting_requests_expires():
-    loader = FakeLoader(**SMALL)
+async def test_a_load_without_waiting_requests_expires(loader):
     loader.may_load.clear()
     async with pool_of(loader, keep_alive_s=0.05) as pool:
         draining = asyncio.create_task(ask(pool, "a"))
@@ -319,8 +302,7 @@ async def test_a_load_without_waiting_requests_expires():
         await until(lambda: loader.unloads == ["a"])
 
 
-async def test_the_number_of_requests_that_wait_for_a_load_is_limited():
-    loader = FakeLoader(**SMALL)
+async def test_the_number_of_requests_that_wait_for_a_load_is_limited(loader):
     loader.may_load.clear()
     async with pool_of(loader, max_waiting=3) as pool:
         asked = [asyncio.create_task(ask(pool, "a", tenant="one")) for _ in range(3)]
@@ -350,8 +332,7 @@ async def test_loads_take_turns_over_tenants():
         assert [name for name, _ in loader.loads[:4]] == [*names[:3], "other"]
 
 
-async def test_a_new_version_of_a_model_is_loaded_and_the_old_one_retired():
-    loader = FakeLoader(**SMALL)
+async def test_a_new_version_of_a_model_is_loaded_and_the_old_one_retired(loader):
     async with pool_of(loader) as pool:
         async with using(pool, loader, "a"):
             old = loader.models["a"]
@@ -365,8 +346,7 @@ async def test_a_new_version_of_a_model_is_loaded_and_the_old_one_retired():
 
 
 @pytest.mark.parametrize("cancelled", ["a request for a new version", "an unload"])
-async def test_a_model_is_unloaded_although_its_unloading_was_cancelled(cancelled):
-    loader = FakeLoader(**SMALL)
+async def test_a_model_is_unloaded_although_its_unloading_was_cancelled(loader, cancelled):
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         old = loader.models["a"]
@@ -385,9 +365,8 @@ async def test_a_model_is_unloaded_although_its_unloading_was_cancelled(cancelle
         await until(lambda: pool.free_bytes == 100)
 
 
-async def test_the_bytes_of_a_model_count_until_it_is_unloaded():
+async def test_the_bytes_of_a_model_count_until_it_is_unloaded(loader):
     """Also if the change for which it is unloaded is cancelled."""
-    loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool:
         for model in ("a", "b"):
             await ask(pool, model)
@@ -401,16 +380,14 @@ async def test_the_bytes_of_a_model_count_until_it_is_unloaded():
         await until(lambda: pool.free_bytes == 50)
 
 
-async def test_models_are_described_without_being_loaded():
-    loader = FakeLoader(**SMALL)
+async def test_models_are_described_without_being_loaded(loader):
     async with pool_of(loader) as pool:
         assert (await pool.describe("A")).name == "a" and loader.loads == []
         await pool.load("a", None)
         assert (await pool.describe("a")).reserved_bytes == 50
 
 
-async def test_residents_include_models_that_are_being_loaded():
-    loader = FakeLoader(**SMALL)
+async def test_residents_include_models_that_are_being_loaded(loader):
     async with pool_of(loader, keep_alive_s=300.0) as pool, using(pool, loader, "a"):
         loader.may_load.clear()
         asked = asyncio.create_task(ask(pool, "b"))
@@ -423,8 +400,7 @@ async def test_residents_include_models_that_are_being_loaded():
         await asked
 
 
-async def test_load_metrics_cover_all_models_waiting_requests_and_lack_of_memory():
-    loader = FakeLoader(**SMALL)
+async def test_load_metrics_cover_all_models_waiting_requests_and_lack_of_memory(loader):
     async with pool_of(loader) as pool, using(pool, loader, "a"):
         assert set(pool.measures()) == set(METRIC_NAMES) - {"operations"}
         assert pool.measures()["model_memory"] == 0.5
@@ -453,8 +429,7 @@ async def test_load_metrics_use_the_number_of_models_if_that_is_limited():
             assert pool.measures()["model_memory"] == 1.5
 
 
-async def test_totals_include_unloaded_models():
-    loader = FakeLoader(**SMALL)
+async def test_totals_include_unloaded_models(loader):
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         done = pool.measures()["steps_total"]
@@ -462,8 +437,7 @@ async def test_totals_include_unloaded_models():
         assert loader.unloads == ["a"] and pool.measures()["steps_total"] == done == 7.0
 
 
-async def test_a_dead_engine_fails_the_health_check():
-    loader = FakeLoader(**SMALL)
+async def test_a_dead_engine_fails_the_health_check(loader):
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         pool.check()
@@ -472,8 +446,7 @@ async def test_a_dead_engine_fails_the_health_check():
             pool.check()
 
 
-async def test_an_engine_that_does_not_end_fails_the_health_check(monkeypatch):
-    loader = FakeLoader(**SMALL)
+async def test_an_engine_that_does_not_end_fails_the_health_check(loader, monkeypatch):
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         loader.may_unload.clear()
@@ -489,8 +462,7 @@ async def test_an_engine_that_does_not_end_fails_the_health_check(monkeypatch):
             pool.check()
 
 
-async def test_closing_unloads_everything():
-    loader = FakeLoader(**SMALL)
+async def test_closing_unloads_everything(loader):
     async with pool_of(loader) as pool:
         await ask(pool, "a")
         await ask(pool, "b", FOREVER)

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import OverloadedError
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
-from tests.unit.serve_app.on_demand.test_model_pool import SMALL, ask, names, pool_of, using
+from tests.unit.serve_app.on_demand.test_model_pool import ask, names, pool_of, using
 
 
 @pytest.mark.parametrize(("needed", "free"), [(71, 10**12), (61, 20)])
@@ -47,8 +47,7 @@ async def test_a_request_that_finds_all_places_in_use_unloads_nothing():
         assert loader.unloads == ["b"]
 
 
-async def test_a_refusal_does_not_name_models_that_the_client_may_not_know(capsys):
-    loader = FakeLoader(**SMALL)
+async def test_a_refusal_does_not_name_models_that_the_client_may_not_know(loader, capsys):
     async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
         with pytest.raises(OverloadedError) as refused:
             await ask(pool, "c")
