@@ -86,93 +86,71 @@ async def entered(tower: PretendTower) -> None:
     assert await asyncio.to_thread(tower.entered.acquire, timeout=HANG_S)
 
 
-def test_text_streams_from_first_to_last_while_an_image_is_encoded() -> None:
+async def test_text_streams_from_first_to_last_while_an_image_is_encoded() -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
-
-    async def main() -> None:
-        with seeing(tower, slots=2) as engine:
-            # More of them than slots, and all before the text.
-            waiting = [
-                asyncio.create_task(collect(engine, looking_at(f"i{n}", n))) for n in (1, 2, 3)
-            ]
-            await entered(tower)
-            for name in ("one", "other"):
-                delta = await collect(engine, request(name))
-                assert list(delta.tokens) == answer((1, 2, len(name)), 20)
-            assert not any(task.done() for task in waiting) and tower.encoded == []
-            gate.release(100)
-            for number, task in enumerate(waiting, 1):
-                delta = await task
-                asked = looking_at(f"i{number}", number)
-                assert list(delta.tokens) == answer(asked.prompt, 10)
-
-    asyncio.run(main())
+    with seeing(tower, slots=2) as engine:
+        # More of them than slots, and all before the text.
+        waiting = [asyncio.create_task(collect(engine, looking_at(f"i{n}", n))) for n in (1, 2, 3)]
+        await entered(tower)
+        for name in ("one", "other"):
+            delta = await collect(engine, request(name))
+            assert list(delta.tokens) == answer((1, 2, len(name)), 20)
+        assert not any(task.done() for task in waiting) and tower.encoded == []
+        gate.release(100)
+        for number, task in enumerate(waiting, 1):
+            delta = await task
+            asked = looking_at(f"i{number}", number)
+            assert list(delta.tokens) == answer(asked.prompt, 10)
     assert tower.encoded == [1, 2, 3]
 
 
-def test_a_second_turn_encodes_only_new_images() -> None:
+async def test_a_second_turn_encodes_only_new_images() -> None:
     tower = PretendTower()
-
-    async def main() -> None:
-        with seeing(tower, images_kept=1) as engine:
-            await collect(engine, looking_at("a", 1))
-            assert tower.encoded == [1]
-            # Its features make room for others, but its pages are still there.
-            await collect(engine, looking_at("b", 1, 2))
-            assert tower.encoded == [1, 2]
-            delta = await collect(engine, looking_at("c", 1, 2, ask=4))
-            assert tower.encoded == [1, 2]
-            assert delta.usage is not None and delta.usage.cached_tokens == 8
-
-    asyncio.run(main())
+    with seeing(tower, images_kept=1) as engine:
+        await collect(engine, looking_at("a", 1))
+        assert tower.encoded == [1]
+        # Its features make room for others, but its pages are still there.
+        await collect(engine, looking_at("b", 1, 2))
+        assert tower.encoded == [1, 2]
+        delta = await collect(engine, looking_at("c", 1, 2, ask=4))
+        assert tower.encoded == [1, 2]
+        assert delta.usage is not None and delta.usage.cached_tokens == 8
 
 
-def test_a_partly_cached_image_is_encoded_once_for_the_rest() -> None:
+async def test_a_partly_cached_image_is_encoded_once_for_the_rest() -> None:
     tower = PretendTower()
-
-    async def main() -> None:
-        with seeing(tower, images_kept=1) as engine:
-            await collect(engine, looking_at("a", 1, count=1))  # 7 tokens: one page
-            await collect(engine, looking_at("b", 2))
-            delta = await collect(engine, looking_at("c", 1))
-            assert delta.usage is not None and delta.usage.cached_tokens == 4
-            assert tower.encoded == [1, 2, 1]
-
-    asyncio.run(main())
+    with seeing(tower, images_kept=1) as engine:
+        await collect(engine, looking_at("a", 1, count=1))  # 7 tokens: one page
+        await collect(engine, looking_at("b", 2))
+        delta = await collect(engine, looking_at("c", 1))
+        assert delta.usage is not None and delta.usage.cached_tokens == 4
+        assert tower.encoded == [1, 2, 1]
 
 
-def test_many_requests_about_one_image_encode_it_once() -> None:
+async def test_many_requests_about_one_image_encode_it_once() -> None:
     tower = PretendTower()
-
-    async def main() -> None:
-        with seeing(tower) as engine:
-            asked = [looking_at(f"r{n}", 7, 7, ask=n) for n in range(1, 9)]
-            deltas = await asyncio.gather(*[collect(engine, one) for one in asked])
-            for one, delta in zip(asked, deltas, strict=True):
-                assert list(delta.tokens) == answer(one.prompt, 10)
-
-    asyncio.run(main())
+    with seeing(tower) as engine:
+        asked = [looking_at(f"r{n}", 7, 7, ask=n) for n in range(1, 9)]
+        deltas = await asyncio.gather(*[collect(engine, one) for one in asked])
+        for one, delta in zip(asked, deltas, strict=True):
+            assert list(delta.tokens) == answer(one.prompt, 10)
     assert tower.encoded == [7]
 
 
-def test_an_image_that_fails_ends_only_the_requests_with_it() -> None:
+async def test_an_image_that_fails_ends_only_the_requests_with_it() -> None:
     tower = PretendTower(broken=frozenset([2]))
-
-    async def main() -> None:
-        with seeing(tower) as engine:
-            asked = [looking_at("a", 1), looking_at("b", 1, 2), looking_at("c", 3), request("d")]
-            good, bad, other, text = await asyncio.gather(*[collect(engine, r) for r in asked])
-            assert bad.finish is FinishReason.FAILED and bad.usage is not None
-            assert bad.error is not None and "Image 2 of 2" in bad.error
-            assert "upside down" in bad.error
-            for delta in (good, other, text):
-                assert delta.finish is FinishReason.LENGTH and delta.error is None
-            again = await collect(engine, looking_at("b", 1, 2))
-            assert again.finish is FinishReason.FAILED
-            await until(lambda: engine.statistics().pages_owned == 0)
-
-    asyncio.run(main())
+    with seeing(tower) as engine:
+        asked = [looking_at("a", 1), looking_at("b", 1, 2), looking_at("c", 3), request("d")]
+        good, bad, other, text = await asyncio.gather(*[collect(engine, r) for r in asked])
+        assert bad.finish is FinishReason.FAILED and bad.usage is not None
+        assert bad.error is not None and "Image 2 of 2" in bad.error
+        assert "upside down" in bad.error
+        for delta in (good, other, text):
+            assert delta.finish is FinishReason.LENGTH and delta.error is None
+        again = await collect(engine, looking_at("b", 1, 2))
+        assert again.finish is FinishReason.FAILED
+        await until(lambda: engine.statistics().pages_owned == 0)
     assert tower.encoded.count(2) == 2, "a later request lets it be tried again"
 
 
@@ -184,99 +162,80 @@ def test_an_image_that_fails_ends_only_the_requests_with_it() -> None:
         (ValueError("odd"), GenerationFailedError),
     ],
 )
-def test_an_image_that_may_be_encoded_later_is_no_failure_of_generation(error, expected) -> None:
-    async def main() -> None:
-        with seeing(PretendTower(broken=frozenset([1]), error=error)) as engine:
-            delta = await collect(engine, looking_at("a", 1))
-            assert type(failed := failure(engine, delta)) is expected
-            assert "Image 1 of 1 could not be encoded: " in str(failed)
+async def test_an_image_that_may_be_encoded_later_is_no_failure_of_generation(
+    error, expected
+) -> None:
+    with seeing(PretendTower(broken=frozenset([1]), error=error)) as engine:
+        delta = await collect(engine, looking_at("a", 1))
+        assert type(failed := failure(engine, delta)) is expected
+        assert "Image 1 of 1 could not be encoded: " in str(failed)
 
-    asyncio.run(main())
 
-
-def test_leaving_while_an_image_is_encoded_does_not_affect_other_requests() -> None:
+async def test_leaving_while_an_image_is_encoded_does_not_affect_other_requests() -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
-
-    async def main() -> None:
-        with seeing(tower) as engine:
-            first = asyncio.create_task(collect(engine, looking_at("a", 1)))
-            await entered(tower)
-            second = asyncio.create_task(collect(engine, looking_at("b", 2)))
-            third = asyncio.create_task(collect(engine, looking_at("c", 3)))
-            await until(lambda: engine.statistics().images_waiting == 3)
-            first.cancel()
-            second.cancel()
-            await until(lambda: engine.statistics().images_waiting == 2)
-            gate.release(100)
-            delta = await third
-            assert list(delta.tokens) == answer(looking_at("c", 3).prompt, 10)
-            await until(lambda: engine.statistics().pages_owned == 0)
-
-    asyncio.run(main())
+    with seeing(tower) as engine:
+        first = asyncio.create_task(collect(engine, looking_at("a", 1)))
+        await entered(tower)
+        second = asyncio.create_task(collect(engine, looking_at("b", 2)))
+        third = asyncio.create_task(collect(engine, looking_at("c", 3)))
+        await until(lambda: engine.statistics().images_waiting == 3)
+        first.cancel()
+        second.cancel()
+        await until(lambda: engine.statistics().images_waiting == 2)
+        gate.release(100)
+        delta = await third
+        assert list(delta.tokens) == answer(looking_at("c", 3).prompt, 10)
+        await until(lambda: engine.statistics().pages_owned == 0)
     assert tower.encoded == [1, 3]
 
 
 @pytest.mark.unfinished("the engine is closed during a request")
-def test_an_engine_closes_while_an_image_is_encoded() -> None:
+async def test_an_engine_closes_while_an_image_is_encoded() -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
-
-    async def main() -> None:
-        with seeing(tower) as engine:
-            task = asyncio.create_task(collect(engine, looking_at("a", 1)))
-            await entered(tower)
-            closing = asyncio.create_task(asyncio.to_thread(engine.close))
-            delta = await task
-            assert delta.finish is FinishReason.FAILED
-            gate.release()
-            await closing
-
-    asyncio.run(main())
+    with seeing(tower) as engine:
+        task = asyncio.create_task(collect(engine, looking_at("a", 1)))
+        await entered(tower)
+        closing = asyncio.create_task(asyncio.to_thread(engine.close))
+        delta = await task
+        assert delta.finish is FinishReason.FAILED
+        gate.release()
+        await closing
 
 
-def test_a_hanging_encoder_fails_the_check() -> None:
+async def test_a_hanging_encoder_fails_the_check() -> None:
     gate = threading.Semaphore(0)
     tower, now_s = PretendTower(gate=gate), 0.0
-
-    async def main() -> None:
-        nonlocal now_s
-        with seeing(tower, clock=lambda: now_s) as engine:
-            task = asyncio.create_task(collect(engine, looking_at("a", 1)))
-            await entered(tower)
-            await until(lambda: engine._busy_since is None)  # it waits for the image alone
-            now_s += 299.0
+    with seeing(tower, clock=lambda: now_s) as engine:
+        task = asyncio.create_task(collect(engine, looking_at("a", 1)))
+        await entered(tower)
+        await until(lambda: engine._busy_since is None)  # it waits for the image alone
+        now_s += 299.0
+        engine.check()
+        now_s += 2.0
+        with pytest.raises(EngineDeadError, match="no part of an image was encoded for 300 s"):
             engine.check()
-            now_s += 2.0
-            with pytest.raises(EngineDeadError, match="no part of an image was encoded for 300 s"):
-                engine.check()
-            gate.release()
-            await task
-            engine.check()
-
-    asyncio.run(main())
+        gate.release()
+        await task
+        engine.check()
 
 
-def test_an_image_may_take_longer_than_a_hang_while_its_parts_are_encoded() -> None:
+async def test_an_image_may_take_longer_than_a_hang_while_its_parts_are_encoded() -> None:
     gate = threading.Semaphore(0)
     tower, now_s = PretendTower(gate=gate), 0.0
     tower.parts = 4
-
-    async def main() -> None:
-        nonlocal now_s
-        with seeing(tower, clock=lambda: now_s) as engine:
-            task = asyncio.create_task(collect(engine, looking_at("a", 1)))
-            try:
-                for _ in range(tower.parts):
-                    await entered(tower)
-                    now_s += 299.0
-                    engine.check()
-                    gate.release()
-            finally:
-                gate.release(100)
-            await task
-
-    asyncio.run(main())
+    with seeing(tower, clock=lambda: now_s) as engine:
+        task = asyncio.create_task(collect(engine, looking_at("a", 1)))
+        try:
+            for _ in range(tower.parts):
+                await entered(tower)
+                now_s += 299.0
+                engine.check()
+                gate.release()
+        finally:
+            gate.release(100)
+        await task
 
 
 @pytest.mark.parametrize(
