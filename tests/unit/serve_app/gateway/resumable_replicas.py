@@ -2,19 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from runtime.engine.request import FinishReason, SamplingParams, Usage
+from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.failover import FailoverRules
-from serve_app.messages.tasks import ChatDelta, ChatTask, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S, until
 from tests.unit.serve_app.fake_replicas import CARD, backend_of
 
-TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
 WORDS = tuple(f"word{index} " for index in range(12))
 TEXT = "".join(WORDS)
 
@@ -137,8 +136,3 @@ async def serving(
         )
         stack.callback(backend.close)
         yield backend, known
-
-
-async def answer_of(backend: ChatBackend, task: ChatTask = TASK) -> ChatDelta:
-    async with asyncio.timeout(HANG_S), aclosing(backend.generate(task)) as deltas:
-        return merge([delta async for delta in deltas])

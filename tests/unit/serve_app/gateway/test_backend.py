@@ -1,11 +1,10 @@
 """The backend and the registry: choice of replicas, lists of models, errors."""
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
-from runtime.engine.request import SamplingParams
 from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
@@ -15,13 +14,12 @@ from runtime.errors import (
 )
 from serve_app.config.options import Options
 from serve_app.gateway.allowed_models import ALL_MODELS
-from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import LOADED_LIFE_S, ModelRegistry, ServedModel
 from serve_app.messages.listing import ListedModel
-from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S, pass_time
+from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.fake_replicas import (
     CARD,
     OneReplica,
@@ -29,7 +27,6 @@ from tests.unit.serve_app.fake_replicas import (
     backend_of,
 )
 
-TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
 UNREACHABLE = Address("127.0.0.1", 1, "token")
 
 
@@ -67,19 +64,10 @@ async def serving(replica: PretendReplica):
         await server.close(drain_s=0)
 
 
-def backend(replicas, start_timeout_s=HANG_S) -> ChatBackend:
-    return backend_of(replicas, start_timeout_s=start_timeout_s)
-
-
-async def answer_of(chat: ChatBackend):
-    async with asyncio.timeout(HANG_S), aclosing(chat.generate(TASK)) as deltas:
-        return merge([delta async for delta in deltas])
-
-
 async def test_an_unreachable_replica_is_skipped():
     async with serving(PretendReplica()) as (_, address):
         replicas = Addresses(UNREACHABLE, UNREACHABLE, address)
-        assert (await answer_of(backend(replicas))).text == "Hello, world"
+        assert (await answer_of(backend_of(replicas))).text == "Hello, world"
     assert replicas.choices == 3
 
 
@@ -94,7 +82,7 @@ async def test_a_replica_lost_before_its_first_delta_is_replaced():
 
     slow.generate = silent
     async with serving(slow) as (dying, first), serving(PretendReplica()) as (_, second):
-        answer = asyncio.create_task(answer_of(backend(Addresses(first, second))))
+        answer = asyncio.create_task(answer_of(backend_of(Addresses(first, second))))
         async with asyncio.timeout(HANG_S):
             await asked.wait()
         await dying.close(drain_s=0)
@@ -104,17 +92,17 @@ async def test_a_replica_lost_before_its_first_delta_is_replaced():
 @pytest.mark.parametrize("replicas", [Addresses(UNREACHABLE), NoReplica()])
 async def test_waiting_for_a_replica_times_out(replicas):
     with pytest.raises(OverloadedError, match="no replica of model 'demo'"):
-        await answer_of(backend(replicas, start_timeout_s=0.3))
+        await answer_of(backend_of(replicas, start_timeout_s=0.3))
 
 
 async def test_waiting_for_a_description_times_out():
-    chat = backend(NoReplica(), start_timeout_s=0.1)
+    chat = backend_of(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
         await chat.card(await chat.model("demo", ALL_MODELS))
 
 
 async def test_waiting_for_a_replica_to_load_times_out():
-    chat = backend(NoReplica(), start_timeout_s=0.1)
+    chat = backend_of(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
         async with asyncio.timeout(HANG_S):
             await chat.load(await chat.model("demo", ALL_MODELS), None, tenant="")
@@ -194,7 +182,7 @@ async def test_a_request_error_is_final():
     replica.error = RequestError("no")
     async with serving(replica) as (_, address):
         with pytest.raises(RequestError, match="no"):
-            await answer_of(backend(Addresses(address)))
+            await answer_of(backend_of(Addresses(address)))
     assert len(replica.tasks) == 1
 
 
@@ -203,7 +191,7 @@ async def test_a_failed_generation_is_not_repeated():
     replica.fails_after = 0
     async with serving(replica) as (_, address):
         with pytest.raises(GenerationFailedError, match="the engine broke"):
-            await answer_of(backend(Addresses(address)))
+            await answer_of(backend_of(Addresses(address)))
     assert len(replica.tasks) == 1
 
 
@@ -211,13 +199,13 @@ async def test_another_replica_answers_if_an_engine_has_failed():
     dead, alive = PretendReplica(), PretendReplica()
     dead.error = EngineDeadError("dead")
     async with serving(dead) as (_, first), serving(alive) as (_, second):
-        answer = await answer_of(backend(Addresses(first, second)))
+        answer = await answer_of(backend_of(Addresses(first, second)))
     assert answer.text == "Hello, world"
     assert (len(dead.tasks), len(alive.tasks)) == (1, 1)
 
 
 async def test_models_are_found_by_any_spelling_of_their_name():
-    chat = backend(Addresses(UNREACHABLE))
+    chat = backend_of(Addresses(UNREACHABLE))
     for name in ("demo", "DEMO", "demo:latest"):
         assert (await chat.model(name, ALL_MODELS)).name == "demo"
     with pytest.raises(ModelNotFoundError, match="model 'demo:7b' not found"):

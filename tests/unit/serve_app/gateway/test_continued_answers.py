@@ -9,14 +9,8 @@ from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.messages.tasks import Candidate, ChatDelta, TokenLogprob
 from serve_app.transport.wire import Address
 from tests.patience import settled, until
-from tests.unit.serve_app.gateway.resumable_replicas import (
-    TASK,
-    TEXT,
-    ResumableReplica,
-    answer_of,
-    serving,
-    usage,
-)
+from tests.unit.serve_app.answers import TASK, answer_of
+from tests.unit.serve_app.gateway.resumable_replicas import TEXT, ResumableReplica, serving, usage
 
 SHOWN = TokenLogprob(Candidate("a", b"a", -0.5))
 TWO_SHOWN = (SHOWN, SHOWN)

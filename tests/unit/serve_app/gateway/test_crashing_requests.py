@@ -16,14 +16,8 @@ from serve_app.gateway.failover import (
 from serve_app.gateway.last_attempts import UNREAD_S, LastAttempts
 from serve_app.messages.tasks import ChatTask
 from tests.patience import HANG_S, pass_time, settled, until
-from tests.unit.serve_app.gateway.resumable_replicas import (
-    TASK,
-    TEXT,
-    WORDS,
-    ResumableReplica,
-    answer_of,
-    serving,
-)
+from tests.unit.serve_app.answers import TASK, answer_of
+from tests.unit.serve_app.gateway.resumable_replicas import TEXT, WORDS, ResumableReplica, serving
 
 NEIGHBOURS = 7
 STEP_S = 0.002  # of a replica that computes a token while the previous one is delivered

@@ -30,12 +30,11 @@ from serve_app.messages.tasks import (
 from serve_app.transport import connection
 from serve_app.transport.wire import Address, ConnectionLost
 from tests.patience import HANG_S, settled, until
+from tests.unit.serve_app.answers import TASK, answer_of
 from tests.unit.serve_app.gateway.resumable_replicas import (
-    TASK,
     TEXT,
     WORDS,
     ResumableReplica,
-    answer_of,
     serving,
     usage,
 )

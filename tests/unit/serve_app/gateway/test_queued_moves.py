@@ -11,13 +11,8 @@ from serve_app.gateway.failover import MAX_MOVES, FailoverRules
 from serve_app.messages.tasks import EmbeddingTask, RawText
 from serve_app.transport.wire import Heartbeat
 from tests.patience import HANG_S, settled, until
-from tests.unit.serve_app.gateway.resumable_replicas import (
-    TASK,
-    TEXT,
-    ResumableReplica,
-    answer_of,
-    serving,
-)
+from tests.unit.serve_app.answers import TASK, answer_of
+from tests.unit.serve_app.gateway.resumable_replicas import TEXT, ResumableReplica, serving
 
 
 async def test_a_queued_task_moves_without_being_charged_a_retry():

@@ -27,24 +27,21 @@ from runtime.errors import (
 )
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.messages.tasks import (
-    ChatDelta,
     ChatTask,
     Conversation,
     EmbeddingTask,
     RawText,
-    Task,
-    merge,
 )
 from serve_app.on_demand import loader as loader_module
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
-from serve_app.replica.replica import ModelReplica
 from tests.checkout import DEMO_MODEL
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
+from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.cli.cli_runs import put
 
 NAME = "127.0.0.1:5000/library/demo:latest"
@@ -77,11 +74,6 @@ def loader_of(store: Store, max_loaded_bytes: int | None = None, **model) -> Sto
     return StoreLoader(settings, {"CARAVAN_MODELS": str(store.root)})
 
 
-async def answer(replica: ModelReplica, task: Task) -> ChatDelta:
-    async with aclosing(replica.generate(task)) as deltas:
-        return merge([delta async for delta in deltas])
-
-
 @pytest.mark.parametrize("name", [NAME, "seeing"])
 def test_the_memory_of_a_model_is_planned_before_it_is_loaded(store, name):
     loader = loader_of(store)
@@ -106,7 +98,7 @@ def test_a_model_with_recurrent_states_needs_memory_for_one_of_them(store):
     replica = loader.load(found, need.minimum_bytes)
     assert replica.describe().reserved_bytes == need.minimum_bytes < need.full_bytes
     task = ChatTask("t", "recurrent", RawText("a"), SamplingParams(seed=1), max_tokens=3)
-    assert asyncio.run(answer(replica, task)).tokens
+    assert asyncio.run(answer_of(replica, task)).tokens
     loader.unload(replica)
     with pytest.raises(DoesNotFitError):
         loader.load(found, need.minimum_bytes - 1)
@@ -229,7 +221,7 @@ def test_a_template_of_the_models_own_is_used(store):
         prompt_wanted=True,
     )
 
-    tokens = asyncio.run(answer(replica, task)).prompt
+    tokens = asyncio.run(answer_of(replica, task)).prompt
     spoken = "".join(replica._model.tokenizer.token_text(token) for token in tokens)
     loader.unload(replica)
     assert spoken.removeprefix("<s>") == "ab|cd"
@@ -331,7 +323,7 @@ def test_an_error_does_not_name_the_model_of_the_file(tmp_path, refused, templat
     loader = loader_of(Store(tmp_path / "models"))
     replica = loader.load(loader.find("mine"), 10**9)
     with pytest.raises(RequestError) as caught:
-        asyncio.run(answer(replica, refused))
+        asyncio.run(answer_of(replica, refused))
     loader.unload(replica)
     assert "Secret" not in str(caught.value)
     if isinstance(caught.value, PromptTooLongError):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,14 @@ from model_zoo.store.definition import ChosenAdapter
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.messages.tasks import ChatTask, RawText, merge
+from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.on_demand.definitions import base_from_settings
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files
 from tests.adapter_files import random_pairs, write_adapter
 from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.answers import answer_of
 
 SHAPES = {"blk.0.ffn_down.weight": (64, 96), "blk.1.attn_q.weight": (64, 64)}
 
@@ -40,13 +40,7 @@ def settings(files: tuple[Path, Path], *scales: float, **change) -> ModelSetting
 
 def answer(replica, **change) -> str:
     task = ChatTask("t", "demo", RawText("a b c"), SamplingParams(seed=1), max_tokens=12)
-    task = replace(task, **change)
-
-    async def answered() -> str:
-        async with aclosing(replica.generate(task)) as deltas:
-            return merge([delta async for delta in deltas]).text
-
-    return asyncio.run(answered())
+    return asyncio.run(answer_of(replica, replace(task, **change))).text
 
 
 def test_the_scale_multiplies_the_changes(files) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.model_registry import configured_model
-from serve_app.messages.tasks import ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatTask, Conversation, RawText
 from serve_app.replica.file_headers import listed_file, listed_model
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
@@ -30,6 +29,7 @@ from tests.published import Registry
 from tests.reply_transcripts import COMMAND_R
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
+from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.cli.cli_runs import put
 
 LAYERS = [
@@ -67,13 +67,9 @@ def prompt_tokens(replica, *messages) -> int:
 
 
 def prompt_tokens_of(replica, task: ChatTask) -> int:
-    async def answer() -> int:
-        async with aclosing(replica.generate(task)) as deltas:
-            whole = merge([delta async for delta in deltas])
-        assert whole.usage is not None
-        return whole.usage.prompt_tokens
-
-    return asyncio.run(answer())
+    usage = asyncio.run(answer_of(replica, task)).usage
+    assert usage is not None
+    return usage.prompt_tokens
 
 
 def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> None:

@@ -1,6 +1,5 @@
 """A model replica with a fake engine: prompts, limits, deltas."""
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -35,10 +34,10 @@ from runtime.errors import (
     RequestError,
 )
 from runtime.vision.encoder import PreparedImage
-from serve_app.messages.tasks import ChatTask, Conversation, RawText, ReplyOpening, TokenIds, merge
+from serve_app.messages.tasks import ChatTask, Conversation, RawText, ReplyOpening, TokenIds
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.replica import ModelReplica
-from tests.patience import HANG_S
+from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.fake_replicas import CARD, USAGE
 
 IMAGE = PreparedImage(torch.zeros(1), (1, 1), b"d", 2)
@@ -128,9 +127,7 @@ END = Delta(finish=FinishReason.STOP, usage=USAGE, tokens=(0,))
 
 
 async def answered(engine: FakeEngine, task: ChatTask = TASK):
-    replica = ModelReplica(FakeModel(), engine, CARD)
-    async with asyncio.timeout(HANG_S), aclosing(replica.generate(task)) as deltas:
-        return merge([delta async for delta in deltas])
+    return await answer_of(ModelReplica(FakeModel(), engine, CARD), task)
 
 
 async def test_the_priority_of_a_task_reaches_the_engine() -> None:
@@ -272,8 +269,7 @@ async def test_sequence_breakers_become_tokens_only_for_dry():
         )
         engine = FakeEngine(END)
         replica = ModelReplica(model, engine, CARD)
-        async for _ in replica.generate(dataclasses.replace(TASK, sampling=sampling)):
-            pass
+        await answer_of(replica, dataclasses.replace(TASK, sampling=sampling))
         assert engine.requests[0].sampling.dry_breakers == words
 
 
@@ -281,8 +277,7 @@ async def test_template_variables_are_kept_with_prompt_defaults():
     model, variables = FakeModel(), {"enable_thinking": False}
     conversation = Conversation((Message("user", "hi"),), variables=variables)
     replica = ModelReplica(model, FakeEngine(END), CARD, PromptDefaults("Be brief."))
-    async with aclosing(replica.generate(dataclasses.replace(TASK, prompt=conversation))) as deltas:
-        [delta async for delta in deltas]
+    await answer_of(replica, dataclasses.replace(TASK, prompt=conversation))
     assert model.variables == variables
 
 
@@ -299,8 +294,7 @@ async def test_a_context_above_the_served_one_is_clamped_and_logged_once_per_mod
     engine = FakeEngine(END)
     replica = ModelReplica(FakeModel(), engine, CARD)
     for asked in (8192, 16_384):
-        async with aclosing(replica.generate(dataclasses.replace(TASK, context_tokens=asked))) as d:
-            [delta async for delta in d]
+        await answer_of(replica, dataclasses.replace(TASK, context_tokens=asked))
     assert [request.stop.max_tokens for request in engine.requests] == [507, 507]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "num_ctx" in line]
     logged = json.loads(line)
@@ -325,8 +319,7 @@ async def test_clients_can_parse_the_numbers_in_the_error_for_a_long_prompt():
         FakeModel(), FakeEngine(END), dataclasses.replace(CARD, context_tokens=2000)
     )
     with pytest.raises(PromptTooLongError, match=r"at least 2500 tokens; .* is 2000 tokens "):
-        async with aclosing(replica.generate(task)) as deltas:
-            [delta async for delta in deltas]
+        await answer_of(replica, task)
 
 
 async def test_logprobs_have_texts_and_bytes():
@@ -342,8 +335,7 @@ async def test_a_repeated_task_has_another_request_id():
     engine = FakeEngine(END)
     replica = ModelReplica(FakeModel(), engine, CARD)
     for _ in range(2):
-        async with aclosing(replica.generate(TASK)) as deltas:
-            [delta async for delta in deltas]
+        await answer_of(replica, TASK)
     assert len({request.id for request in engine.requests}) == 2
 
 
@@ -367,8 +359,7 @@ async def test_a_resumed_task_keeps_its_state_and_time():
     asked_at = datetime(2031, 5, 4, 3, 2, 1)
     conversation = Conversation((Message("user", "hi"),))
     task = dataclasses.replace(TASK, prompt=conversation, resume=begun, now=asked_at)
-    async with aclosing(ModelReplica(model, engine, CARD).generate(task)) as deltas:
-        [delta async for delta in deltas]
+    await answer_of(ModelReplica(model, engine, CARD), task)
     assert engine.requests[0].resume == begun
     assert model.now == asked_at
 

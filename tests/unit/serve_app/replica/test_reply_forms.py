@@ -26,13 +26,13 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams
 from runtime.errors import RequestError
 from serve_app.api.output_forms import MAX_GRAMMAR_CHARACTERS
-from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatTask, Conversation, RawText
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.reply_forms import ReplyForms
 from tests.byte_tokenizer import ByteTokenizer
 from tests.checkout import DEMO_MODEL
-from tests.patience import HANG_S
 from tests.reply_parsing import parsed
+from tests.unit.serve_app.answers import answer_of
 
 SCHEMA = {
     "type": "object",
@@ -88,15 +88,6 @@ def replica() -> Iterator[ModelReplica]:
         yield replica
 
 
-async def deltas(replica: ModelReplica, task: ChatTask) -> list[ChatDelta]:
-    async with asyncio.timeout(HANG_S):
-        return [delta async for delta in replica.generate(task)]
-
-
-async def reply(replica: ModelReplica, task: ChatTask) -> ChatDelta:
-    return merge(await deltas(replica, task))
-
-
 @pytest.mark.parametrize(
     ("kind", "source", "expected"),
     [
@@ -107,7 +98,7 @@ async def reply(replica: ModelReplica, task: ChatTask) -> ChatDelta:
     ],
 )
 async def test_a_reply_has_the_form(replica, kind, source, expected) -> None:
-    done = await reply(replica, asked(form(kind, source)))
+    done = await answer_of(replica, asked(form(kind, source)))
     assert done.finish is FinishReason.STOP
     jsonschema.validate(done.text, {"type": "string", "pattern": f"^({expected})$"})
 
@@ -117,8 +108,8 @@ async def test_replies_beside_each_other_are_those_of_single_requests(replica) -
     raw = replace(JSON_TASK, prompt=RawText("A color:"), sampling=SamplingParams(logprobs=2))
     penalised = replace(JSON_TASK, sampling=SamplingParams(repeat_penalty=1.5, top_k=0, seed=8))
     tasks = [free, JSON_TASK, raw, penalised]
-    alone = [await reply(replica, task) for task in tasks]
-    together = await asyncio.gather(*(reply(replica, task) for task in tasks))
+    alone = [await answer_of(replica, task) for task in tasks]
+    together = await asyncio.gather(*(answer_of(replica, task) for task in tasks))
     for one, other in zip(alone, together, strict=True):
         assert (one.text, one.tokens) == (other.text, other.tokens)
     for done in alone[1:]:
@@ -128,10 +119,10 @@ async def test_replies_beside_each_other_are_those_of_single_requests(replica) -
 
 
 async def test_a_reply_continued_on_another_replica_is_the_same(replica) -> None:
-    whole = await reply(replica, JSON_TASK)
+    whole = await answer_of(replica, JSON_TASK)
     for count in (1, len(whole.tokens) // 2, len(whole.tokens) - 1):
         begun = replace(JSON_TASK, resume=ResumeState(whole.tokens[:count]))
-        rest = await reply(replica, begun)
+        rest = await answer_of(replica, begun)
         assert rest.text == whole.text
         assert rest.tokens == whole.tokens[count:]
 
@@ -143,9 +134,9 @@ async def test_replies_with_forms_are_the_same_after_preemption(replica) -> None
         for seed in range(3)
     ]
     tasks.append(replace(tasks[0], output=None))
-    alone = [await reply(replica, task) for task in tasks]
+    alone = [await answer_of(replica, task) for task in tasks]
     with serving(160, cache_tokens=160, prefix_cache=False) as (crowded, engine):
-        together = await asyncio.gather(*(reply(crowded, task) for task in tasks))
+        together = await asyncio.gather(*(answer_of(crowded, task) for task in tasks))
         assert engine.statistics().preemptions_total > 0
     for one, other in zip(alone, together, strict=True):
         assert (one.text, one.tokens) == (other.text, other.tokens)
@@ -184,7 +175,7 @@ async def test_calls_of_all_forms_are_the_same_after_preemption_and_elsewhere(
         )
         for name in CALLED
     ]
-    alone = [await reply(replica, task) for task in tasks]
+    alone = [await answer_of(replica, task) for task in tasks]
     for name, done in zip(CALLED, alone, strict=True):
         assert done.opening is not None and done.opening.guided
         events = done.opening.parser((tool(name, parameters),))
@@ -192,20 +183,20 @@ async def test_calls_of_all_forms_are_the_same_after_preemption_and_elsewhere(
         jsonschema.validate(arguments, parameters)
     for task, whole in zip(tasks, alone, strict=True):
         half = len(whole.tokens) // 2
-        rest = await reply(replica, replace(task, resume=ResumeState(whole.tokens[:half])))
+        rest = await answer_of(replica, replace(task, resume=ResumeState(whole.tokens[:half])))
         assert (rest.text, rest.tokens) == (whole.text, whole.tokens[half:])
     with serving(512, cache_tokens=560, prefix_cache=False) as (crowded, engine):
-        together = await asyncio.gather(*(reply(crowded, task) for task in tasks))
+        together = await asyncio.gather(*(answer_of(crowded, task) for task in tasks))
         assert engine.statistics().preemptions_total > 0
     for one, other in zip(alone, together, strict=True):
         assert (one.text, one.tokens) == (other.text, other.tokens)
 
 
 async def test_stop_strings_and_max_tokens_end_a_form_early(replica) -> None:
-    stopped = await reply(replica, replace(JSON_TASK, stop=('"n"',)))
+    stopped = await answer_of(replica, replace(JSON_TASK, stop=('"n"',)))
     assert stopped.finish is FinishReason.STOP and '"color"' in stopped.text
     assert '"n"' not in stopped.text
-    cut = await reply(replica, replace(JSON_TASK, max_tokens=3))
+    cut = await answer_of(replica, replace(JSON_TASK, max_tokens=3))
     assert cut.finish is FinishReason.LENGTH and len(cut.tokens) == 3
 
 
@@ -232,14 +223,14 @@ async def test_stop_strings_and_max_tokens_end_a_form_early(replica) -> None:
 )
 async def test_what_cannot_be_compiled_is_refused(replica, kind, source, message) -> None:
     with pytest.raises(RequestError, match=message):
-        await reply(replica, asked(form(kind, source)))
+        await answer_of(replica, asked(form(kind, source)))
 
 
 async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> None:
     bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
     rule = CallRule(("f",), ("f",), required=True, parallel=False, field="tool_choice")
     with pytest.raises(RequestError, match=r'field "tools\[1\]" cannot be compiled: .*not'):
-        await reply(replica, asked(None, tools=(ADD, bad), calls=rule))
+        await answer_of(replica, asked(None, tools=(ADD, bad), calls=rule))
 
 
 def continuing(task: ChatTask, begun: str) -> ChatTask:
@@ -253,20 +244,20 @@ def continuing(task: ChatTask, begun: str) -> ChatTask:
 async def test_an_answer_continues_the_last_message(replica) -> None:
     whole = "3 + 4 = 7."
     task = replace(asked(None), sampling=SamplingParams(temperature=0))
-    assert (await reply(replica, task)).text == whole
+    assert (await answer_of(replica, task)).text == whole
     for begun in ("3", "3 + 4 =", "3 + 4 = 7"):
-        done = await reply(replica, continuing(task, begun))
+        done = await answer_of(replica, continuing(task, begun))
         assert begun + done.text == whole
         assert done.opening is not None and done.opening.continues
 
 
 async def test_a_form_holds_what_continues_a_message(replica) -> None:
     task = asked(form(OutputKind.REGEX, " [a-c]{3}"), tools=(ADD,))
-    done = await reply(replica, continuing(task, "The letters are"))
+    done = await answer_of(replica, continuing(task, "The letters are"))
     assert re.fullmatch(" [a-c]{3}", done.text)
     strict = CallRule(("add",), ("add",), required=False, parallel=False, field="tools")
     with pytest.raises(RequestError, match='field "tools" holds calls to a form, but'):
-        await reply(replica, continuing(asked(None, tools=(ADD,), calls=strict), "I"))
+        await answer_of(replica, continuing(asked(None, tools=(ADD,), calls=strict), "I"))
 
 
 def pretend_prompt(template: str) -> Prompt:

@@ -1,7 +1,6 @@
 """Templates, texts to insert and long chats of requests, on a real model of the store's kind."""
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -23,13 +22,13 @@ from serve_app.messages.tasks import (
     PromptSource,
     RawText,
     Truncation,
-    merge,
 )
 from serve_app.replica.loading import load_replica
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.request_templates import MAX_KEPT, RequestTemplates
 from tests.checkout import DEMO_MODEL
+from tests.unit.serve_app.answers import answer_of
 
 HI = (Message("user", "hi"),)
 GREEDY = SamplingParams()
@@ -46,12 +45,7 @@ def replica(tmp_path_factory):
 def answer(replica: ModelReplica, source: PromptSource, **task) -> ChatDelta:
     given = {"max_tokens": 1, "prompt_wanted": True, **task}
     whole = ChatTask("t", "demo", source, SamplingParams(seed=1), **given)
-
-    async def collected() -> ChatDelta:
-        async with aclosing(replica.generate(whole)) as deltas:
-            return merge([delta async for delta in deltas])
-
-    return asyncio.run(collected())
+    return asyncio.run(answer_of(replica, whole))
 
 
 def test_the_template_of_a_request_replaces_the_models(replica) -> None:

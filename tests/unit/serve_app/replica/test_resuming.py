@@ -1,10 +1,8 @@
 """Answers of the demo model that a second replica continues, character for character."""
 
-import asyncio
 import dataclasses
 import re
 from collections.abc import Iterator
-from contextlib import aclosing
 
 import pytest
 
@@ -17,7 +15,7 @@ from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.wire import Address
 from tests.checkout import DEMO_MODEL
-from tests.patience import HANG_S
+from tests.unit.serve_app.answers import answer_of, deltas_of
 
 HOT = SamplingParams(temperature=2.0, top_k=40, top_p=0.95, seed=11)
 TASK = ChatTask(
@@ -51,11 +49,6 @@ def replicas() -> Iterator[tuple[ModelReplica, ModelReplica]]:
     yield loaded
     for replica in loaded:
         replica.close()
-
-
-async def deltas_of(replica: ModelReplica, task: ChatTask) -> list[ChatDelta]:
-    async with asyncio.timeout(HANG_S), aclosing(replica.generate(task)) as deltas:
-        return [delta async for delta in deltas]
 
 
 async def check_cuts(replicas, task: ChatTask) -> ChatDelta:
@@ -94,7 +87,7 @@ async def test_penalties_of_the_answer_alone_count_from_its_beginning(replicas):
 
 async def test_bad_words_of_several_tokens_are_not_completed_afterwards(replicas):
     task = dataclasses.replace(TASK, sampling=SAMPLINGS["greedy"])
-    text = merge(await deltas_of(replicas[0], task)).text
+    text = (await answer_of(replicas[0], task)).text
     for _ in range(3):
         word = max(text.split(), key=len)
         task = dataclasses.replace(task, bad_words=(*task.bad_words, word, word.strip(".")))
@@ -105,7 +98,7 @@ async def test_bad_words_of_several_tokens_are_not_completed_afterwards(replicas
 
 async def test_a_stop_string_across_the_interruption_ends_the_text(replicas):
     with_logprobs = dataclasses.replace(TASK, sampling=SAMPLINGS["logprobs"])
-    text = merge(await deltas_of(replicas[0], with_logprobs)).text
+    text = (await answer_of(replicas[0], with_logprobs)).text
     # Stop strings cannot contain replacement characters.
     stop = max(re.findall(r"[^\ufffd]+", text[len(text) // 2 :]), key=len)[:6]
     task = dataclasses.replace(with_logprobs, stop=(stop, text[len(text) // 3] + "¶"))

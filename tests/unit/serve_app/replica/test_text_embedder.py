@@ -23,6 +23,7 @@ from serve_app.messages.tasks import (
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.text_embedder import TOKENIZING_TASKS
 from tests.patience import HANG_S, settled, until
+from tests.unit.serve_app.answers import answer_of, deltas_of
 from tests.unit.serve_app.fake_replicas import CARD
 
 END = 2
@@ -100,11 +101,7 @@ def replica_over(
 
 async def embedded(engine, *texts, truncate=True, context_tokens=None, **model):
     task = EmbeddingTask("t1", "demo", texts, truncate, context_tokens)
-    async with (
-        asyncio.timeout(HANG_S),
-        aclosing(replica_over(engine, **model).generate(task)) as deltas,
-    ):
-        (delta,) = [delta async for delta in deltas]
+    (delta,) = await deltas_of(replica_over(engine, **model), task)
     vectors = [np.frombuffer(vector, dtype="<f4").tolist() for vector in delta.vectors]
     return delta, vectors
 
@@ -287,5 +284,4 @@ async def test_one_failed_text_fails_the_task_and_aborts_the_others():
 async def test_models_without_an_output_head_and_rerankers_refuse_chats(model):
     task = ChatTask("t1", "demo", Conversation((Message("user", "hi"),)), SamplingParams())
     with pytest.raises(RequestError, match='"demo" does not support completion'):
-        async with aclosing(replica_over(FakeEngine(), **model).generate(task)) as deltas:
-            await anext(deltas)
+        await answer_of(replica_over(FakeEngine(), **model), task)

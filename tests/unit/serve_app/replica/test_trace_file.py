@@ -13,12 +13,13 @@ from runtime.engine.request import SamplingParams
 from runtime.engine.tracing import TraceEvent
 from runtime.errors import ConfigurationError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.messages.tasks import ChatTask, EndRules, RawText, merge
+from serve_app.messages.tasks import ChatTask, EndRules, RawText
 from serve_app.replica import trace_file
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.trace_file import TraceFile
 from tests.checkout import DEMO_MODEL
+from tests.unit.serve_app.answers import answer_of
 
 TEXT = "A secret sentence, which is long enough for two pages of the prefix cache of the model."
 TASK = ChatTask("plain", "demo", RawText(TEXT), SamplingParams(temperature=0.0), max_tokens=5)
@@ -43,10 +44,6 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModelReplica]]:
         replica.close()
 
 
-async def answered(replica: ModelReplica, one: ChatTask) -> Any:
-    return merge([delta async for delta in replica.generate(one)])
-
-
 def lines(folder: Path) -> list[dict[str, Any]]:
     [path] = folder.glob("*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -58,8 +55,8 @@ async def test_the_lines_have_the_prompt_its_computation_and_the_answer(
     folder = tmp_path / "traces"
     replica = load(trace_folder=str(folder))
     tokenizer = replica._model.tokenizer
-    plain = await answered(replica, task("plain", trace=False))
-    traced = await answered(replica, task("traced", trace=True))
+    plain = await answer_of(replica, task("plain", trace=False))
+    traced = await answer_of(replica, task("traced", trace=True))
     replica.close()
     assert (traced.tokens, traced.text) == (plain.tokens, plain.text)
     found = lines(folder)
@@ -90,7 +87,7 @@ async def test_log_probabilities_are_written_by_name(
 ) -> None:
     replica = load(trace=True, trace_folder=str(tmp_path))
     sampling = SamplingParams(temperature=0.0, logprobs=1)
-    answer = await answered(
+    answer = await answer_of(
         replica, dataclasses.replace(TASK, sampling=sampling, ending=EndRules(ignore_model=True))
     )
     replica.close()
@@ -106,7 +103,7 @@ async def test_a_model_that_traces_every_request_needs_no_request_for_it(
     load: Callable[..., ModelReplica], tmp_path: Path
 ) -> None:
     replica = load(trace=True, trace_folder=str(tmp_path / "traces"))
-    await answered(replica, task("plain", trace=False))
+    await answer_of(replica, task("plain", trace=False))
     replica.close()
     assert lines(tmp_path / "traces")[0]["request"] == "plain/0"
 
@@ -115,7 +112,7 @@ async def test_a_model_without_a_folder_refuses_to_trace(
     load: Callable[..., ModelReplica],
 ) -> None:
     with pytest.raises(RequestError, match="trace_folder"):
-        await answered(load(), task("traced", trace=True))
+        await answer_of(load(), task("traced", trace=True))
 
 
 def event(tokens: int, name: str = "r") -> TraceEvent:

@@ -4,7 +4,6 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import aclosing
 
 import pytest
 
@@ -13,13 +12,14 @@ from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica
 from tests.patience import until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import PLACES, ROWS, write_tiny_vision_model
+from tests.unit.serve_app.answers import answer_of
 from tests.vision_prompts import png
 
 CONTEXT = 64
@@ -51,8 +51,7 @@ async def answer(replica: ModelReplica, *content: str | bytes, **change) -> Chat
     task = ChatTask(
         "1", "tiny", **{"prompt": prompt, "sampling": GREEDY, "max_tokens": 4, **change}
     )
-    async with aclosing(replica.generate(task)) as deltas:
-        return merge([delta async for delta in deltas])
+    return await answer_of(replica, task)
 
 
 async def at_rest(replica: ModelReplica) -> EngineStatistics:
