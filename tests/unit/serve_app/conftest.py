@@ -10,12 +10,10 @@ import pytest
 
 from serve_app.api import connections
 from serve_app.config import options
-from serve_app.config.settings import ModelSettings
-from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.wire import Heartbeat
-from tests.checkout import DEMO_MODEL
+from tests.unit.serve_app.loaded_replicas import loaded
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -49,12 +47,8 @@ def repeatable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="package")
 def demo_replica() -> Iterator[ModelReplica]:
     """The demo model, for `ingress` and its clients in `fake_replicas.py`."""
-    settings = ModelSettings(
-        name="demo", source=str(DEMO_MODEL), context_tokens=768, max_sequences=2
-    )
-    replica = load_replica(settings)
-    yield replica
-    replica.close()
+    with loaded(context_tokens=768) as replica:
+        yield replica
 
 
 @pytest.fixture

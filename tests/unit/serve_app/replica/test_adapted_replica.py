@@ -20,6 +20,7 @@ from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files
 from tests.adapter_files import random_pairs, write_adapter
 from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app import loaded_replicas
 from tests.unit.serve_app.answers import answer_of
 
 SHAPES = {"blk.0.ffn_down.weight": (64, 96), "blk.1.attn_q.weight": (64, 64)}
@@ -33,9 +34,8 @@ def files(tmp_path) -> tuple[Path, Path]:
 
 
 def settings(files: tuple[Path, Path], *scales: float, **change) -> ModelSettings:
-    stated = {"source": str(files[0]), "device": "cpu", "context_tokens": 64, "max_sequences": 2}
     adapters = [{"source": str(files[1]), "scale": scale} for scale in scales]
-    return ModelSettings(**{"name": "demo", **stated, "adapters": adapters, **change})
+    return loaded_replicas.settings(files[0], **{"adapters": adapters, **change})
 
 
 def answer(replica, **change) -> str:

@@ -16,6 +16,7 @@ from serve_app.replica.model_files import pull_notice
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
 from tests.tiny_models import TinyLlama, write_tiny_llama
+from tests.unit.serve_app import loaded_replicas
 from tests.unit.serve_app.replica.test_adapted_replica import answer
 
 
@@ -27,9 +28,8 @@ def files(tmp_path) -> tuple[Path, Path]:
 
 
 def settings(source: Path, draft: Path | str | None, **change) -> ModelSettings:
-    stated = {"source": str(source), "device": "cpu", "context_tokens": 64, "max_sequences": 2}
     speculation = {"draft": None if draft is None else str(draft), "ngram": False}
-    return ModelSettings(**{"name": "demo", **stated, "speculation": speculation, **change})
+    return loaded_replicas.settings(source, speculation=speculation, **change)
 
 
 def test_a_replica_drafts_and_answers_as_without(files) -> None:

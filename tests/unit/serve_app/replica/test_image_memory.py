@@ -20,7 +20,7 @@ from runtime.errors import (
 from serve_app.api.refusals import refusal
 from serve_app.cli.model_facts import LocatedModel, ModelFacts
 from serve_app.cli.serving_memory import serving_memory
-from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.config.settings import MAX_IMAGE_BYTES
 from serve_app.messages.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
@@ -29,7 +29,8 @@ from tests.families.vision_families import VISION_MODELS
 from tests.patience import settled, until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
-from tests.unit.serve_app.replica.test_vision_replica import GREEDY, answer, likelihoods, settings
+from tests.unit.serve_app.loaded_replicas import loaded, settings
+from tests.unit.serve_app.replica.test_vision_replica import GREEDY, answer, likelihoods
 from tests.vision_prompts import png
 
 ONE, TWO = png(30, 40), png(40, 30, seed=1)
@@ -58,18 +59,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return files
 
 
-@contextmanager
-def running(settings: ModelSettings, budget: int | None = None) -> Iterator[ModelReplica]:
-    """`budget`: of image memory, also below the configurable minimum."""
-    replica = load_replica(settings)
-    if budget is not None:
-        replica._preparer.image_cache.budget_bytes = budget
-    try:
-        yield replica
-    finally:
-        replica.close()
-
-
 def image_bytes(replica: ModelReplica) -> int:
     """Host memory in use by the images of requests."""
     return replica._preparer.image_cache.used_bytes
@@ -79,25 +68,25 @@ def chat(*content: str | bytes, **change: Any) -> ChatTask:
     parts = tuple(part if isinstance(part, str) else ImagePart(part) for part in content)
     prompt = Conversation((Message("user", parts),))
     given = {"prompt": prompt, "sampling": GREEDY, "max_tokens": 4, **change}
-    return ChatTask("1", "tiny", **given)
+    return ChatTask("1", "demo", **given)
 
 
 async def test_an_image_of_an_earlier_turn_is_not_decoded_again(file, decoded) -> None:
     messages = [Message("user", (ImagePart(ONE), "a")), Message("assistant", "b")]
-    with running(settings(file)) as replica:
+    with loaded(file) as replica:
         first = await answer(replica, prompt=Conversation(tuple(messages[:1])))
         second = Conversation((*messages, Message("user", (ImagePart(TWO), "c"))))
         later = await answer(replica, prompt=second)
         assert decoded == [ONE, TWO]
         again = await answer(replica, prompt=Conversation(tuple(messages[:1])))
         assert decoded == [ONE, TWO] and likelihoods(again) == likelihoods(first)
-    with running(settings(file)) as fresh:
+    with loaded(file) as fresh:
         assert likelihoods(await answer(fresh, prompt=second)) == likelihoods(later)
     assert decoded == [ONE, TWO] * 2
 
 
 async def test_image_memory_is_in_use_only_during_a_request(file) -> None:
-    with running(settings(file)) as replica:
+    with loaded(file) as replica:
         async with aclosing(replica.generate(chat(ONE, "a", max_tokens=9))) as deltas:
             await anext(deltas)
             assert image_bytes(replica) == len(ONE) + PIXELS
@@ -141,7 +130,7 @@ async def encoder_fails(replica: ModelReplica) -> None:
 
 @pytest.mark.parametrize("ends", [abandoned, cancelled, too_long, damaged, full, encoder_fails])
 async def test_image_memory_is_released_however_a_request_ends(file, ends: Callable) -> None:
-    with running(settings(file)) as replica:
+    with loaded(file) as replica:
         for _ in range(2):
             await ends(replica)
             await until(lambda: not image_bytes(replica))
@@ -152,7 +141,8 @@ async def test_a_request_too_large_alone_is_400_and_one_without_free_memory_wait
     file, decoded
 ) -> None:
     budget = len(ONE) + PIXELS
-    with running(settings(file), budget) as replica:
+    with loaded(file) as replica:
+        replica._preparer.image_cache.budget_bytes = budget  # also below the configurable minimum
         with pytest.raises(RequestError) as alone:
             await answer(replica, ONE, TWO, "a")
         assert refusal(alone.value).status == 400 and f"{budget:,} are" in str(alone.value)
@@ -188,12 +178,12 @@ def broken_once(replica: ModelReplica) -> Iterator[None]:
 
 
 async def test_a_failed_image_is_encoded_again_by_the_next_request(file) -> None:
-    with running(settings(file)) as replica:
+    with loaded(file) as replica:
         with broken_once(replica), pytest.raises(GenerationFailedError, match="encoding failed"):
             await answer(replica, ONE, "a")
         later = await answer(replica, ONE, "a")
         assert replica.statistics().images_encoded_total == 1
-    with running(settings(file)) as fresh:
+    with loaded(file) as fresh:
         assert likelihoods(later) == likelihoods(await answer(fresh, ONE, "a"))
 
 
@@ -203,7 +193,7 @@ async def test_images_beyond_the_context_are_refused_before_decoding(
 ) -> None:
     VISION_MODELS[family].write(tmp_path)
     files = tmp_path / "tiny.gguf", tmp_path / "mmproj-tiny.gguf"
-    with running(settings(*files, context_tokens=200)) as replica:
+    with loaded(*files, context_tokens=200) as replica:
         usage = (await answer(replica, png(60, 130), "a")).usage
         assert usage.prompt_tokens > 20
         decoded.clear()
@@ -220,7 +210,7 @@ def test_image_memory_must_hold_the_largest_image(file, tmp_path) -> None:
     least = MAX_IMAGE_BYTES + PIXELS
     check_model(settings(file, image_memory_bytes=least))
     with pytest.raises(
-        ConfigurationError, match=r"Model tiny: `image_memory_bytes` is 9; .*pixels"
+        ConfigurationError, match=r"Model demo: `image_memory_bytes` is 9; .*pixels"
     ):
         check_model(settings(file, image_memory_bytes=9))
     write_tiny_llama(tmp_path / "text.gguf")
@@ -241,7 +231,7 @@ async def test_by_default_images_take_a_share_of_the_free_memory(
 ) -> None:
     for module in ("runtime.engine.memory_plan", "serve_app.replica.image_memory"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda device: free)
-    with running(settings(file)) as replica:
+    with loaded(file) as replica:
         assert replica._preparer.image_cache.budget_bytes == cache
         vision = replica._preparer._model.vision
         assert vision is not None and vision.limits.pixels == pixels
@@ -266,5 +256,5 @@ async def test_image_memory_must_be_free_at_the_start(file, monkeypatch) -> None
     monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 2**30)
     with pytest.raises(DoesNotFitError, match=r"images of requests .*`max_image_pixels`"):
         load_replica(settings(file, image_memory_bytes=2**30, max_image_pixels=2**26))
-    with running(settings(file, image_memory_bytes=2**28, max_image_pixels=2**20)) as replica:
+    with loaded(file, image_memory_bytes=2**28, max_image_pixels=2**20) as replica:
         assert (await answer(replica, ONE, "a")).tokens

@@ -12,20 +12,16 @@ from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from runtime.kernels import native
 from runtime.vision import encoder as vision
-from serve_app.config.settings import ModelSettings
 from serve_app.replica import loading
 from serve_app.replica.device_setup import tiling_options
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from tests.checkout import DEMO_MODEL
-
-
-def settings(**change) -> ModelSettings:
-    return ModelSettings(**{"name": "demo", "source": str(DEMO_MODEL), "device": "cpu", **change})
+from tests.unit.serve_app.loaded_replicas import settings
 
 
 def test_a_start_logs_progress_the_device_and_the_model(capsys):
-    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    replica = load_replica(settings())
     replica.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     (device,) = [line for line in lines if line["event"] == "device"]
@@ -49,7 +45,7 @@ def test_a_deterministic_model_is_loaded_as_such_and_encodes_images_one_by_one(m
     )
     monkeypatch.setitem(vision._BATCH_IMAGES, "cpu", 4)
     for deterministic, batch in ((True, 1), (False, 4)):
-        chosen = settings(context_tokens=64, max_sequences=2, deterministic=deterministic)
+        chosen = settings(deterministic=deterministic)
         load_replica(chosen).close()
         assert loaded[-1].decoder._token_embd.weight.deterministic is deterministic
         assert encoders[-1].batch_images == batch
@@ -62,7 +58,7 @@ def test_weights_are_copied_in_tiles_unless_that_is_off(tmp_path, monkeypatch, r
         return options and replace(options, directory=tmp_path / "tiles", least_bytes=1)
 
     monkeypatch.setattr(loading, "tiling_options", small_models_too)
-    chosen = settings(context_tokens=64, max_sequences=2, repack=repack)
+    chosen = settings(repack=repack)
     check_model(chosen)
     assert not (tmp_path / "tiles").exists()
     load_replica(chosen).close()
@@ -72,7 +68,7 @@ def test_weights_are_copied_in_tiles_unless_that_is_off(tmp_path, monkeypatch, r
 
 def test_the_last_line_of_a_start_has_the_loading_and_warm_up_times(capsys):
     started = time.monotonic()
-    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    replica = load_replica(settings())
     took = time.monotonic() - started
     replica.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
@@ -104,7 +100,7 @@ def test_compiling_the_kernels_is_logged_before_and_after(monkeypatch, capsys):
     monkeypatch.setattr(native, "library", library)
     monkeypatch.setattr(native, "kernel_level", lambda: "x86-64-v3")
     monkeypatch.setattr("serve_app.replica.loading.explain_bus_errors", lambda: None)
-    fitting = settings(context_tokens=64, max_sequences=2, repack="off")
+    fitting = settings(repack="off")
     load_replica(fitting).close()
     assert before == ["compiling kernels"]
     after = logged(capsys)
@@ -122,11 +118,11 @@ def test_a_file_whose_weights_are_not_finite_fails_at_start(tmp_path):
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelFileError, match=r"Model demo: The model cannot compute"):
-        load_replica(settings(source=str(path), context_tokens=64, max_sequences=2))
+        load_replica(settings(path))
 
 
 def test_the_card_has_the_reserved_memory():
-    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    replica = load_replica(settings())
     card = replica.describe()
     replica.close()
     assert card.context_tokens == 64

@@ -29,6 +29,7 @@ from tests.published import Registry
 from tests.reply_transcripts import COMMAND_R
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
+from tests.unit.serve_app import loaded_replicas
 from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.cli.cli_runs import put
 
@@ -57,8 +58,7 @@ def registry():
 
 def settings(server: Server | None = None, **change) -> ModelSettings:
     source = f"ollama://{server.host}/library/demo" if server else str(DEMO_MODEL)
-    stated = {"name": "demo", "source": source, "device": "cpu", "max_sequences": 2, **change}
-    return ModelSettings(**stated)
+    return loaded_replicas.settings(**{"source": source, "context_tokens": None, **change})
 
 
 def prompt_tokens(replica, *messages) -> int:

@@ -1,20 +1,19 @@
 """Caches reveal nothing about the requests of other API keys, unless the caches are shared."""
 
 import base64
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
 
-from serve_app.api.request_images import ImageRules
-from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.replica.loading import load_replica
+from serve_app.config.settings import read_settings
 from serve_app.replica.replica import ModelReplica
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
+from tests.unit.serve_app.loaded_replicas import loaded
 from tests.vision_prompts import png
 
 TEXT = "a secret that one tenant tells the model, long enough for a few pages of its cache " * 2
@@ -24,26 +23,17 @@ KEYS = ("first", "second")
 @pytest.fixture
 def replica(tmp_path) -> Iterator[ModelReplica]:
     write_tiny_vision_model(tmp_path / "demo.gguf")
-    replica = load_replica(
-        ModelSettings(
-            name="demo", source=str(tmp_path / "demo.gguf"), device="cpu", context_tokens=512
-        )
+    with loaded(tmp_path / "demo.gguf", context_tokens=512) as replica:
+        yield replica
+
+
+def client_of(
+    replica: Any, *, private_caches: bool
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    keys = tuple(map(api_key, KEYS))
+    return http_client(
+        replica, api_keys=keys, private_caches=private_caches, card=replica.describe()
     )
-    yield replica
-    replica.close()
-
-
-@asynccontextmanager
-async def client_of(replica: Any, *, private_caches: bool) -> AsyncIterator[httpx.AsyncClient]:
-    card = replica.describe()
-    async with http_client(
-        replica,
-        api_keys=tuple(map(api_key, KEYS)),
-        private_caches=private_caches,
-        card=card,
-        image_rules=ImageRules(),
-    ) as client:
-        yield client
 
 
 async def cached_tokens(client: httpx.AsyncClient, key: str, content: Any) -> int:

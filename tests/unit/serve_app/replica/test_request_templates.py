@@ -13,7 +13,6 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.registry import load
 from runtime.engine.request import SamplingParams
 from runtime.errors import PromptTooLongError, RequestError
-from serve_app.config.settings import ModelSettings
 from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
@@ -23,12 +22,12 @@ from serve_app.messages.tasks import (
     RawText,
     Truncation,
 )
-from serve_app.replica.loading import load_replica
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.request_templates import MAX_KEPT, RequestTemplates
 from tests.checkout import DEMO_MODEL
 from tests.unit.serve_app.answers import answer_of
+from tests.unit.serve_app.loaded_replicas import loaded
 
 HI = (Message("user", "hi"),)
 GREEDY = SamplingParams()
@@ -36,10 +35,8 @@ GREEDY = SamplingParams()
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
-    stated = {"name": "demo", "source": str(DEMO_MODEL), "device": "cpu", "context_tokens": 64}
-    replica = load_replica(ModelSettings(**stated, max_sequences=2, threads=1))
-    yield replica
-    replica.close()
+    with loaded() as replica:
+        yield replica
 
 
 def answer(replica: ModelReplica, source: PromptSource, **task) -> ChatDelta:

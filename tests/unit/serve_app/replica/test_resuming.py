@@ -8,14 +8,12 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
-from serve_app.config.settings import ModelSettings
 from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, EndRules, RawText, merge
-from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.wire import Address
-from tests.checkout import DEMO_MODEL
 from tests.unit.serve_app.answers import answer_of, deltas_of
+from tests.unit.serve_app.loaded_replicas import loaded
 
 HOT = SamplingParams(temperature=2.0, top_k=40, top_p=0.95, seed=11)
 TASK = ChatTask(
@@ -37,18 +35,9 @@ CUTS = 4
 
 @pytest.fixture(scope="module")
 def replicas() -> Iterator[tuple[ModelReplica, ModelReplica]]:
-    settings = ModelSettings(
-        name="demo",
-        source=str(DEMO_MODEL),
-        device="cpu",
-        context_tokens=256,
-        max_sequences=4,
-        threads=1,
-    )
-    loaded = load_replica(settings), load_replica(settings)
-    yield loaded
-    for replica in loaded:
-        replica.close()
+    sizes = {"context_tokens": 256, "max_sequences": 4}
+    with loaded(**sizes) as first, loaded(**sizes) as second:
+        yield first, second
 
 
 async def check_cuts(replicas, task: ChatTask) -> ChatDelta:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import EngineDeadError
-from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from serve_app.replica.served_files import ServedFiles, other_writers
 from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.loaded_replicas import loaded, settings
 
 
 @pytest.fixture
@@ -29,19 +29,13 @@ def store(tmp_path, monkeypatch) -> Path:
     return tmp_path / "store"
 
 
-def settings(path: Path) -> ModelSettings:
-    sizes = {"context_tokens": 64, "max_sequences": 1}
-    return ModelSettings(name="tiny", source=str(path), device="cpu", threads=1, **sizes)
-
-
 def warnings(capsys) -> list[dict]:
     lines = [json.loads(each) for each in capsys.readouterr().err.splitlines() if each[:1] == "{"]
     return [line for line in lines if line["event"] == "model file may be written by others"]
 
 
 def test_the_health_check_fails_after_a_write_in_place(path):
-    replica = load_replica(settings(path))
-    try:
+    with loaded(path) as replica:
         replica.check()
         size = path.stat().st_size
         with path.open("ab") as file:  # appended, so that no mapped page disappears
@@ -51,8 +45,6 @@ def test_the_health_check_fails_after_a_write_in_place(path):
             match=rf"tiny\.gguf was written in place .* {size:,} bytes and has {size + 1:,}",
         ):
             replica.check()
-    finally:
-        replica.close()
 
 
 SHORTENED = """
@@ -109,7 +101,7 @@ def test_a_file_that_other_users_may_write_is_logged_at_the_start(path, capsys, 
     logged = warnings(capsys)
     assert [line["writers"] for line in logged] == ([writers] if writers else [])
     for line in logged:
-        assert (line["model"], line["file"]) == ("tiny", str(path)) and "renaming" in line["advice"]
+        assert (line["model"], line["file"]) == ("demo", str(path)) and "renaming" in line["advice"]
 
 
 def test_files_of_the_store_are_not_logged(path, store, capsys):

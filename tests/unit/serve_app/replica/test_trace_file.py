@@ -4,6 +4,7 @@ import dataclasses
 import json
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ import pytest
 from runtime.engine.request import SamplingParams
 from runtime.engine.tracing import TraceEvent
 from runtime.errors import ConfigurationError, RequestError
-from serve_app.config.settings import ModelSettings
 from serve_app.messages.tasks import ChatTask, EndRules, RawText
 from serve_app.replica import trace_file
-from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.trace_file import TraceFile
-from tests.checkout import DEMO_MODEL
 from tests.unit.serve_app.answers import answer_of
+from tests.unit.serve_app.loaded_replicas import loaded
 
 TEXT = "A secret sentence, which is long enough for two pages of the prefix cache of the model."
 TASK = ChatTask("plain", "demo", RawText(TEXT), SamplingParams(temperature=0.0), max_tokens=5)
@@ -30,18 +29,9 @@ def task(name: str, *, trace: bool) -> ChatTask:
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., ModelReplica]]:
-    replicas: list[ModelReplica] = []
-
-    def loaded(**settings: Any) -> ModelReplica:
-        given = {"name": "demo", "source": str(DEMO_MODEL), "device": "cpu", "threads": 1}
-        given |= {"context_tokens": 128, "max_sequences": 2}
-        replicas.append(load_replica(ModelSettings(**given, **settings)))
-        return replicas[-1]
-
-    yield loaded
-    for replica in replicas:
-        replica.close()
+def load() -> Iterator[Callable[..., ModelReplica]]:
+    with ExitStack() as stack:
+        yield lambda **change: stack.enter_context(loaded(context_tokens=128, **change))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

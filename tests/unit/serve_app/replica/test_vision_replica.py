@@ -11,7 +11,6 @@ from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
-from serve_app.config.settings import ModelSettings
 from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
@@ -20,16 +19,11 @@ from tests.patience import until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import PLACES, ROWS, write_tiny_vision_model
 from tests.unit.serve_app.answers import answer_of
+from tests.unit.serve_app.loaded_replicas import loaded, settings
 from tests.vision_prompts import png
 
 CONTEXT = 64
 GREEDY = SamplingParams(temperature=0, logprobs=0)
-
-
-def settings(path, projector=None, **change) -> ModelSettings:
-    given = {"name": "tiny", "source": str(path), "device": "cpu", "context_tokens": CONTEXT}
-    named = {} if projector is None else {"projector": str(projector)}
-    return ModelSettings(**{**given, **named, "max_sequences": 2, **change})
 
 
 @pytest.fixture(scope="module", params=["ollama", "llama.cpp"])
@@ -40,16 +34,15 @@ def files(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def replica(files) -> Iterator[ModelReplica]:
-    replica = load_replica(settings(*files, max_image_pixels=10_000))
-    yield replica
-    replica.close()
+    with loaded(*files, max_image_pixels=10_000) as replica:
+        yield replica
 
 
 async def answer(replica: ModelReplica, *content: str | bytes, **change) -> ChatDelta:
     parts = tuple(part if isinstance(part, str) else ImagePart(part) for part in content)
     prompt = Conversation((Message("user", parts),))
     task = ChatTask(
-        "1", "tiny", **{"prompt": prompt, "sampling": GREEDY, "max_tokens": 4, **change}
+        "1", "demo", **{"prompt": prompt, "sampling": GREEDY, "max_tokens": 4, **change}
     )
     return await answer_of(replica, task)
 
@@ -166,13 +159,12 @@ def test_a_context_too_small_for_an_image_is_logged(files, capsys) -> None:
 
 
 def test_image_cache_bytes_must_hold_one_image(files) -> None:
-    plenty = load_replica(settings(*files, image_cache_bytes=2**20))
-    least = load_replica(settings(*files, image_cache_bytes=ROWS * 64 * 4))
-    difference = plenty.describe().reserved_bytes - least.describe().reserved_bytes
-    plenty.close()
-    least.close()
-    assert difference == 2**20 - ROWS * 64 * 4
-    with pytest.raises(ConfigurationError, match=r"Model tiny: `image_cache_bytes` is 9"):
+    least = ROWS * 64 * 4
+    with loaded(*files, image_cache_bytes=2**20) as replica:
+        plenty = replica.describe().reserved_bytes
+    with loaded(*files, image_cache_bytes=least) as replica:
+        assert plenty - replica.describe().reserved_bytes == 2**20 - least
+    with pytest.raises(ConfigurationError, match=r"Model demo: `image_cache_bytes` is 9"):
         load_replica(settings(*files, image_cache_bytes=9))
 
 
@@ -186,5 +178,5 @@ def test_image_cache_bytes_is_refused_for_a_text_model(tmp_path) -> None:
 def test_a_projector_for_a_text_model_is_refused(tmp_path) -> None:
     projector = write_tiny_vision_model(tmp_path / "tiny.gguf", flavour="llama.cpp")
     write_tiny_llama(tmp_path / "text.gguf")
-    with pytest.raises(ConfigurationError, match=r"Model tiny: .*projector"):
+    with pytest.raises(ConfigurationError, match=r"Model demo: .*projector"):
         check_model(settings(tmp_path / "text.gguf", projector))

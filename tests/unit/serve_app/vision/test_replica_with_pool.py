@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import batch_bytes
-from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_encoder, load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica
 from serve_app.vision.encoder_replica import EncoderReplica
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import ROWS, write_tiny_vision_model
+from tests.unit.serve_app import loaded_replicas
+from tests.unit.serve_app.loaded_replicas import loaded
 from tests.unit.serve_app.replica.test_vision_replica import answer, likelihoods, png
 from tests.unit.serve_app.vision.served_encoders import (
     CPU,
@@ -34,11 +36,8 @@ WIDTH = 64  # of the tiny model
 CONTEXT = 96
 
 
-def settings(path, projector=None, **change) -> ModelSettings:
-    given = {"name": "tiny", "source": str(path), "device": "cpu", "context_tokens": CONTEXT}
-    named = {} if projector is None else {"projector": str(projector)}
-    pool = {"vision": {"placement": "pool", "threads": 1}}
-    return ModelSettings(**{**given, **named, **pool, "max_sequences": 2, **change})
+POOL = {"placement": "pool", "threads": 1}
+settings = partial(loaded_replicas.settings, context_tokens=CONTEXT, vision=POOL)
 
 
 @pytest.fixture(scope="module", params=["ollama", "llama.cpp"])
@@ -49,9 +48,8 @@ def files(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local(files) -> Iterator[ModelReplica]:
-    replica = load_replica(settings(*files, vision={"placement": "local"}))
-    yield replica
-    replica.close()
+    with loaded(*files, context_tokens=CONTEXT, vision={"placement": "local"}) as replica:
+        yield replica
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +157,7 @@ def test_an_encoder_that_does_not_fit_names_what_it_needs(files) -> None:
 def test_encoders_for_a_model_without_vision_are_refused(tmp_path) -> None:
     write_tiny_llama(tmp_path / "blind.gguf")
     for tried in (check_model, load_replica, load_encoder):
-        with pytest.raises(ConfigurationError, match=r"Model tiny: `vision` is given"):
+        with pytest.raises(ConfigurationError, match=r"Model demo: `vision` is given"):
             tried(settings(tmp_path / "blind.gguf"))
 
 
