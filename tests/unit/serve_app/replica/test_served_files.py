@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,36 +42,6 @@ def test_the_health_check_fails_after_a_write_in_place(path):
             match=rf"tiny\.gguf was written in place .* {size:,} bytes and has {size + 1:,}",
         ):
             replica.check()
-
-
-SHORTENED = """
-import asyncio, os, sys
-from runtime.engine.request import SamplingParams
-from serve_app.replica.loading import load_replica
-from serve_app.config.settings import ModelSettings
-from serve_app.messages.tasks import ChatTask, TokenIds
-
-async def answer(replica):
-    task = ChatTask("1", "tiny", TokenIds((0, 1, 2)), SamplingParams(temperature=0.0), 4)
-    async for _ in replica.generate(task):
-        pass
-
-replica = load_replica(
-    ModelSettings(
-        name="tiny", source=sys.argv[1], device="cpu", threads=1, context_tokens=64, max_sequences=1
-    )
-)
-os.truncate(sys.argv[1], 0)
-asyncio.run(answer(replica))
-"""
-
-
-def test_a_bus_error_of_a_truncated_file_is_explained_on_standard_error(path):
-    process = subprocess.run(
-        [sys.executable, "-c", SHORTENED, str(path)], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == -signal.SIGBUS
-    assert f"bus error in {path}: a file that is served was shortened in place" in process.stderr
 
 
 def test_a_write_of_the_same_length_is_detected(path):
