@@ -1,8 +1,11 @@
 """Logits of every text family against `transformers`, float32 and eager, on tiny random models."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from model_zoo.convert.quantizers import fitting, k_quants
@@ -30,14 +33,29 @@ QUANTIZED = [(name, "q4_k_m") for name in DIVERSE if TEXT_MODELS[name].wide]
 QUANTIZED += [("llama", "q8_0"), ("qwen3moe", "q8_0")]
 VARIANTS = [(name, variant) for name, row in ROWS for variant in row.variants]
 EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_keys]
+LATER = ("cohere2moe",)  # which the installed package does not name yet
 REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
 
 
+# Of families that the format names: those of Ollama alone have other names.
+NAMED = [
+    (name, row.divided or "plain")
+    for name, row in ROWS
+    if row.options.get("flavour") != "ollama" and name not in LATER
+]
+NAMED += [("deepseek2", "glm_flash")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Of the files of the pairs, which have their ids."""
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.fixture(scope="module", params=CONFIGS, ids="-".join)
-def pair(request, tmp_path_factory) -> Pair:
+def pair(request, folder) -> Pair:
     family, config = request.param
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    return TEXT_MODELS[family].pair(path, config)
+    return TEXT_MODELS[family].pair(folder / f"{family}-{config}.gguf", config)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -49,6 +67,19 @@ def test_logits_agree(pair, check) -> None:
 def test_bits_of_a_row_do_not_depend_on_its_batch(pair) -> None:
     """Of one configuration: others choose among the same kernels."""
     check_bits_alone_and_in_a_batch(pair)
+
+
+@pytest.mark.parametrize("pair", NAMED, ids="-".join, indirect=True)
+def test_names_and_types_are_those_of_the_gguf_format(pair, folder, request) -> None:
+    reader = gguf.GGUFReader(folder / f"{request.node.callspec.id}.gguf")
+    stated = reader.fields["general.architecture"].contents()
+    [architecture] = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == stated]
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[architecture]}
+    found = {re.sub(r"\.(weight|bias|scale)$", "", tensor.name) for tensor in reader.tensors}
+    for block in range(pair.twin.config.get_text_config().num_hidden_layers):
+        found = {name.replace(f"blk.{block}.", "blk.{bid}.") for name in found}
+    assert found <= known
+    assert "token_embd" in found and len(found) > 8
 
 
 @pytest.fixture

@@ -1,23 +1,36 @@
-"""Models built from headers only, as at the beginning of every start, without computing
-anything."""
+"""What a process imports that loads models, or builds them from headers only, as every start does
+first."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import Phi3Config, Qwen2Config
 
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 # Arithmetic on tensors without data makes torch load its compiler: a second, and 70 MB.
-OUTLINE = """
-import sys
+PROGRAM = """
+import importlib, json, sys
 import torch
+from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES
 from model_zoo.gguf.tensors import META
 from model_zoo.registry import load
+
+def imported(prefix):
+    return [name for name in sys.modules if name.startswith(prefix)]
+
+before, compiling = imported("model_zoo.models."), []
 for path in sys.argv[1:]:
     load(path, device=META, dtype=torch.float32)
-    print("torch._dynamo" in sys.modules)
+    compiling += [path] if "torch._dynamo" in sys.modules else []
+for family in TEXT_FAMILIES.values():
+    assert callable(importlib.import_module(family.text).build_decoder)
+for family in VISION_FAMILIES.values():
+    assert callable(importlib.import_module(family.multimodal).build_multimodal)
+print(json.dumps([before, compiling, imported("model_zoo.convert")]))
 """
 SIZES = {
     "hidden_size": 64,
@@ -45,13 +58,23 @@ def with_long_factors(path: Path) -> None:
     write_tiny(path, config)
 
 
-def test_outlines_do_without_torchs_compiler(tmp_path) -> None:
-    """In one process, which takes seconds to import torch."""
-    paths = []
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory) -> list[list[str]]:
+    """What one process reports, since importing torch takes seconds."""
+    folder, paths = tmp_path_factory.mktemp("models"), []
     for write in (with_rope_factors, with_biases, with_long_factors):
-        paths.append(tmp_path / f"{write.__name__}.gguf")
+        paths.append(folder / f"{write.__name__}.gguf")
         write(paths[-1])
-    done = subprocess.run([sys.executable, "-c", OUTLINE, *paths], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *paths], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loads_compiler = zip([path.stem for path in paths], done.stdout.split(), strict=True)
-    assert [name for name, loads in loads_compiler if loads == "True"] == []
+    return json.loads(done.stdout)
+
+
+def test_every_family_can_be_imported_none_is_beforehand_and_none_imports_conversion(reported):
+    before, _, conversion = reported
+    assert (before, conversion) == ([], [])
+
+
+def test_outlines_do_without_torchs_compiler(reported):
+    _, compiling, _ = reported
+    assert compiling == []

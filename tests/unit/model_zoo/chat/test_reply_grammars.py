@@ -174,7 +174,7 @@ def test_required_calls_are_calls_that_follow_their_schemas(family: Family, para
     calls = AllowedCalls(TOOLS, required=True, parallel=parallel)
     grammar = family.grammar(calls=calls, thinking=False)
     seen = set()
-    for seed in range(4):
+    for seed in range(2):
         reply = family.reply(grammar, seed)
         if reply is None:  # harmony's analysis may be long
             continue

@@ -310,7 +310,7 @@ def test_invalid_settings_raise_only_documented_errors(copied, tmp_path) -> None
     random, out = Random(1), tmp_path / "out.gguf"
     originals = {name: (copied / name).read_text() for name in SETTINGS}
     outcomes: Counter[str] = Counter()
-    for _ in range(300):
+    for _ in range(150):
         name = random.choice(SETTINGS)
         values = json.loads(originals[name])
         container, key = random.choice(list(places(values)))
@@ -324,7 +324,7 @@ def test_invalid_settings_raise_only_documented_errors(copied, tmp_path) -> None
             outcomes["refused"] += 1
             assert not list(tmp_path.glob("*.gguf*"))
         (copied / name).write_text(originals[name])
-    assert min(outcomes["converted"], outcomes["refused"]) > 50
+    assert min(outcomes["converted"], outcomes["refused"]) > 25
 
 
 def bad_requests(folder: Path, tmp_path: Path) -> Iterator[tuple[dict, str]]:

@@ -61,7 +61,7 @@ def saved(folder: Path, native: NativeTokenizer, **settings: Any) -> PreTrainedT
 
 
 def assert_alike(ours: Tokenizer, theirs: Any, *, first: str = "") -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(TEXTS)
     def check(text: str) -> None:
         # Ours never encodes text to control tokens. Hypothesis tries constants of the code, too.
@@ -203,7 +203,7 @@ def test_a_sentencepiece_model_keeps_its_pieces_scores_and_types(
     assert list(kinds.values()) == [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
     assert ours.vocabulary.types[ours.id_of("<0x0A>")] == TokenType.BYTE
 
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(TEXTS)
     def check(text: str) -> None:
         assert ours.encode(text) == theirs.encode(text)

@@ -39,7 +39,7 @@ def test_pieces_are_split_as_the_whole_text(name, text) -> None:
 def test_a_long_run_takes_linear_time(name, end) -> None:
     metadata = byte_level_metadata({}, pre=name)
     tokenizer = load_tokenizer(metadata, architecture="cohere2")
-    text = "1" * 300_000 + end
+    text = "1" * 100_000 + end
     began = time.process_time()
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert time.process_time() - began < 60  # whole, it takes at least ten minutes
+    assert time.process_time() - began < 20  # whole, it takes at least a minute
