@@ -28,7 +28,7 @@ from tests.reply_parsing import parsed, replied
 from tests.unit.model_zoo.chat.test_reply_grammars import TEMPLATES
 from tests.unit.model_zoo.grammars.random_schemas import NESTED, REPEATED
 
-SCHEMAS = int(os.environ.get("CARAVAN_RANDOM_SCHEMAS", "8"))
+SCHEMAS = int(os.environ.get("CARAVAN_RANDOM_SCHEMAS", "5"))
 # Ends of values, so that random texts end.
 ENDS = ("'", '"', "}", "]", ")", ">", "/", "null", ", ")
 

@@ -351,7 +351,7 @@ def test_json_that_is_no_call_is_passed_on_as_soon_as_it_is_certain(text: str) -
 
 
 @pytest.mark.parametrize("name", [n for n in TEMPLATES if not format_of(TEMPLATES[n]).of_messages])
-@settings(max_examples=20, deadline=None, database=None, derandomize=True)
+@settings(max_examples=10, deadline=None, database=None, derandomize=True)
 @given(data=st.data())
 def test_replies_without_calls_lose_markup_alone(name: str, data: st.DataObject) -> None:
     form = format_of(TEMPLATES[name])

@@ -153,7 +153,7 @@ def test_idle_replicas_stop_although_one_fails_repeatedly(lives_s, away_s, start
     """A replica that cannot load its model reports, fails its health check, and is replaced."""
     rules = replace(RULES, start_timeout_s=start_timeout_s)
     timeline = []
-    for now in range(1, 1500):
+    for now in range(1, 1500, 2):
         failing = {"c": IDLE} if now % (lives_s + away_s) < lives_s else {}
         timeline.append((float(now), {"a": IDLE, "b": IDLE, **failing}, 0.0))
     assert follow(rules, timeline, target=3, min_replicas=1)[-1][1] == 1

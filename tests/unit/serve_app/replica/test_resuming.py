@@ -30,7 +30,7 @@ SAMPLINGS = {
     "logprobs": dataclasses.replace(HOT, logprobs=3, temperature=8.0, top_k=0, top_p=1.0),
 }
 FIRST, SECOND = Address("h", 1, "t", "here", "m"), Address("h", 2, "t", "there", "m")
-CUTS = 4
+CUTS = 3
 
 
 @pytest.fixture(scope="module")
