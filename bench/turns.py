@@ -5,17 +5,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-)
+from transformers import PreTrainedConfig, Qwen3_5TextConfig, Qwen3Config
 
 from bench.cache import CACHE
 from bench.contender import Contender, Setting, isolated
@@ -23,8 +15,7 @@ from bench.machine import describe_machine
 from bench.ours import Caravan
 from bench.report import Row, comparison
 from bench.sections import TURNS
-from model_zoo.convert.convert_folder import convert
-from tools.demo_model import CHAT_TEMPLATE, END, END_OF_TEXT, train_tokenizer
+from tests.tiny_models import write_tiny
 
 CONTEXT_TOKENS, STEP_TOKENS = 2048, 512
 INTRODUCTION = f"""{TURNS}
@@ -61,28 +52,13 @@ def configurations(*, layers: int = 12, hidden: int = 1024) -> Mapping[str, PreT
     return {"attention": Qwen3Config(**sizes), "recurrent": Qwen3_5TextConfig(**sizes)}
 
 
-@torch.no_grad()
 def ensure_model(path: Path, config: PreTrainedConfig) -> Path:
     """The path of a random model, which is written if it does not exist."""
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(1)
-    tokenizer = train_tokenizer(1)
-    config.vocab_size = tokenizer.get_vocab_size()
-    config.bos_token_id = config.pad_token_id = tokenizer.token_to_id(END_OF_TEXT)
-    config.eos_token_id = tokenizer.token_to_id(END)
-    with TemporaryDirectory() as place:
-        folder = Path(place) / "random"
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        saved = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END
-        )
-        saved.chat_template = CHAT_TEMPLATE
-        saved.save_pretrained(folder)
-        (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-        convert(folder, path.with_suffix(".part"), type="q8_0", flavour="llama.cpp")
-    path.with_suffix(".part").rename(path)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        write_tiny(unfinished, config, type="q8_0")
+        unfinished.rename(path)
     return path
 
 

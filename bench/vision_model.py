@@ -11,7 +11,10 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from tools.demo_model import CONTROL_TOKENS, IMAGE_TOKENS, train_tokenizer, write_vision_model
+from model_zoo.gguf.reader import GGUFFile
+from tests.checkout import DEMO_MODEL
+from tools.demo_file import read_tokenizer
+from tools.demo_model import CONTROL_TOKENS, IMAGE_TOKENS, write_vision_model
 
 CONTEXT_TOKENS = 4096
 
@@ -49,7 +52,7 @@ def _write(path: Path, shape: VisionModelShape) -> None:
     """Writes the model. The embedding rows of end tokens and image tokens are zero, so that these
     tokens are unlikely."""
     torch.manual_seed(1)
-    tokenizer = train_tokenizer(1)
+    tokenizer = read_tokenizer(GGUFFile.open(DEMO_MODEL))
     ids = [tokenizer.token_to_id(token) for token in (*CONTROL_TOKENS, *IMAGE_TOKENS)]
     start, end, place = (tokenizer.token_to_id(token) for token in IMAGE_TOKENS)
     text = Gemma3TextConfig(

@@ -29,7 +29,7 @@ def read_model(path: Path) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
     ValueError if the file lacks one of the model's tensors.
     """
     file = GGUFFile.open(path)
-    tokenizer = _tokenizer(file)
+    tokenizer = read_tokenizer(file)
     model = new_model(tokenizer)
     weights = {}
     for name, parameter in model.state_dict().items():
@@ -40,7 +40,8 @@ def read_model(path: Path) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
     return model, tokenizer
 
 
-def _tokenizer(file: GGUFFile) -> Tokenizer:
+def read_tokenizer(file: GGUFFile) -> Tokenizer:
+    """The tokenizer of a file written by training."""
     tokens, merges = file.metadata["tokenizer.ggml.tokens"], file.metadata["tokenizer.ggml.merges"]
     assert isinstance(tokens, list) and isinstance(merges, list)
     pairs = [merge.partition(" ") for merge in merges]
