@@ -1,6 +1,6 @@
-"""The official `ollama` client against the running application."""
+"""The official clients against the running application; tests/unit has what needs no Ray."""
 
-import random
+from functools import partial
 
 import ollama
 import pytest
@@ -56,23 +56,6 @@ def test_a_context_continues_a_conversation(native):
     assert second.response == "31 + 5 = 36."
 
 
-def test_a_stop_string_ends_an_answer_before_it(native):
-    whole = native.chat("demo", QUESTION, options=GREEDY).message.content
-    assert "cold" in whole
-    cut = native.chat("demo", QUESTION, options={**GREEDY, "stop": ["cold"]})
-    assert cut.message.content == whole[: whole.index("cold")]
-    assert cut.done_reason == "stop"
-
-
-def test_logprobs_cover_the_answer(native):
-    reply = native.chat("demo", QUESTION, options=GREEDY, logprobs=True, top_logprobs=3)
-    assert "".join(entry.token for entry in reply.logprobs).startswith(reply.message.content)
-    for entry in reply.logprobs:
-        assert entry.logprob <= 0
-        assert len(entry.top_logprobs) == 3
-        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
-
-
 def test_the_model_is_listed_shown_and_running(native, application):
     (listed,) = native.list().models
     shown = native.show("demo")
@@ -106,25 +89,17 @@ def test_errors_are_those_of_the_clients_library(native, change, status, message
     assert message in caught.value.error
 
 
-def test_a_refused_request_does_not_affect_the_next_one(native):
-    before = native.chat("demo", QUESTION, options=GREEDY).message.content
-    rng = random.Random(0)
-    for change, _, _ in rng.sample(BAD, len(BAD)):
-        with pytest.raises(ollama.ResponseError):
-            native.chat(**{"model": "demo", "messages": QUESTION, **change})
-    assert native.chat("demo", QUESTION, options=GREEDY).message.content == before
-
-
-def test_texts_become_vectors_of_length_one_in_their_order(native):
-    texts = ["What is the opposite of hot?", "What is 23 + 14?", "What is the opposite of hot?"]
-    reply = native.embed("demo", texts)
-    lengths = [sum(x * x for x in vector) ** 0.5 for vector in reply.embeddings]
-    assert lengths == pytest.approx([1, 1, 1], abs=1e-5)
-    assert reply.embeddings[0] == pytest.approx(reply.embeddings[2], abs=1e-6)
-    assert reply.embeddings[0] != pytest.approx(reply.embeddings[1], abs=1e-2)
-    single = native.embed("demo", texts[1])
-    assert single.embeddings[0] == pytest.approx(reply.embeddings[1], abs=1e-5)
-    assert 0 < single.prompt_eval_count < reply.prompt_eval_count
-    older = native.embeddings("demo", texts[1]).embedding
-    length = sum(x * x for x in older) ** 0.5
-    assert [x / length for x in older] == pytest.approx(single.embeddings[0], abs=1e-5)
+def test_a_streamed_chat_of_openai_says_the_same_as_a_whole_one(oai):
+    ask = partial(oai.chat.completions.create, model="demo", messages=QUESTION, temperature=0)
+    whole = ask()
+    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert "cold" in text
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons[-1] == whole.choices[0].finish_reason == "stop"
+    assert not any(reasons[:-1])
+    usage = chunks[-1].usage
+    assert usage.completion_tokens == whole.usage.completion_tokens > 0
+    assert usage.prompt_tokens == whole.usage.prompt_tokens > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
