@@ -34,7 +34,7 @@ class KimiVLTower:
         self._device, self._dtype, self.images = w.device, w.dtype, images
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = position_table(v, sizes)
+        self._position_embd = position_table(v, sizes)
         sizes.quarters()
         self._frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
@@ -74,9 +74,9 @@ class KimiVLTower:
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
         """The position table interpolated to `rows` and `columns`."""
-        if self._places.shape[2:] == (rows, columns):
-            return self._places
-        return F.interpolate(self._places, size=(rows, columns), mode="bicubic")
+        if self._position_embd.shape[2:] == (rows, columns):
+            return self._position_embd
+        return F.interpolate(self._position_embd, size=(rows, columns), mode="bicubic")
 
     def _rotation(self, rows: Tensor, columns: Tensor) -> Rotation:
         """Pairs of neighbouring dimensions are turned by column and row alternately."""

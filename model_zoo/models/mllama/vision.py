@@ -46,7 +46,7 @@ class MllamaTower:
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._class = first_table(v, "class_embd", "class_embd.weight", shape=(sizes.hidden,))
-        self._places = TilePositions(v, sizes, self._slots, self._rows)
+        self._tile_positions = TilePositions(v, sizes, self._slots, self._rows)
         self._pre_norm, self._post_norm = (
             v.layer_norm(name, EPS, size=sizes.hidden) for name in ("pre_ln", "post_ln")
         )
@@ -84,7 +84,7 @@ class MllamaTower:
                 kept.append(self._without_filling(x, images).clone())
             x = layer(x, batch)
         x = self._post_norm(x).view(images, -1, hidden)
-        x = self._places.after(x, grid).flatten(0, 1)
+        x = self._tile_positions.after(x, grid).flatten(0, 1)
         for layer in self._global:
             x = layer(x, batch)
         return self._projected(self._without_filling(x, images), kept).view(images, -1, self._width)
@@ -95,9 +95,9 @@ class MllamaTower:
         assert slots == self._slots, (slots, self._slots)
         patches = squares(pixels.flatten(0, 1).to(self._dtype), self._sizes.patch)
         x = self._embed(patches.flatten(0, 1)).view(images, slots, self._rows - 1, -1)
-        x = self._places.before(x, grid)
+        x = self._tile_positions.before(x, grid)
         first = self._class.to(x.dtype).expand(images, slots, 1, -1)
-        x = self._places.inside(torch.cat([first, x], dim=2), grid)
+        x = self._tile_positions.inside(torch.cat([first, x], dim=2), grid)
         filling = slots * (-self._rows % ROUNDED)
         return F.pad(self._pre_norm(x).flatten(1, 2), (0, 0, 0, filling))
 
