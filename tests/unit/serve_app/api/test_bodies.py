@@ -37,6 +37,7 @@ from tests.unit.serve_app.api.test_request_images import (
     text,
 )
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client
+from tests.virtual_time import in_virtual_time
 
 CHAT = "/v1/chat/completions"
 TEXTS = st.text(alphabet='ab"\\,:[]{}\n😀', max_size=8)
@@ -241,22 +242,6 @@ class Sender:
         return {"type": "http.request", "body": part, "more_body": bool(self._parts)}
 
 
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """Its clock advances to the next timer at once when the loop is idle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._clock_s = 0.0
-        self._selector.select = self._skip  # type: ignore[method-assign]
-
-    def time(self) -> float:
-        return self._clock_s
-
-    def _skip(self, timeout: float | None = None) -> list[object]:
-        self._clock_s += timeout or 0.0
-        return []
-
-
 def receive(sender: Sender, **limits: int) -> tuple[int, float]:
     """The number of received bytes, and the seconds that it took."""
 
@@ -265,8 +250,7 @@ def receive(sender: Sender, **limits: int) -> tuple[int, float]:
         async with receiver.received(sender.request, images=True) as body:
             return len(body), asyncio.get_running_loop().time()
 
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        return runner.run(all_of_it())
+    return in_virtual_time(all_of_it())
 
 
 def test_a_stalled_body_times_out_after_the_configured_limit():

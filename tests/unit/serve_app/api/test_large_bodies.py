@@ -12,8 +12,8 @@ import pytest
 from serve_app.api.fields import INLINE_OBJECTS, MAX_ITEMS
 from serve_app.api.large_bodies import LargeBodies, configure_process
 from serve_app.api.openai_chat import ChatCompletionBody
-from tests.unit.serve_app.api.test_bodies import SkippingLoop
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
+from tests.virtual_time import VirtualLoop, in_virtual_time
 
 QUESTION = {"role": "user", "content": "a"}
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -83,15 +83,8 @@ async def test_a_body_is_finished_before_the_next_and_tenants_have_turns():
     assert order == expected
 
 
-class WorkingLoop(SkippingLoop):
-    """Does the work of threads at once, so that its clock does not go on meanwhile. `worked_s` of
-    its time has passed during work.
-    """
-
-    worked_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.worked_s
+class WorkingLoop(VirtualLoop):
+    """Does the work of threads at once, so that its clock does not go on meanwhile."""
 
     def run_in_executor(self, executor: object, work: Callable[..., object], *args: object):
         future = self.create_future()
@@ -108,7 +101,7 @@ def test_the_thread_pauses_for_as_long_as_it_has_worked():
 
         def work() -> None:
             begun_s.append(loop.time())
-            loop.worked_s += 2.0
+            loop.skip(2.0)
 
         async def answer() -> None:
             await large.begin("a", work)
@@ -116,8 +109,7 @@ def test_the_thread_pauses_for_as_long_as_it_has_worked():
 
         await asyncio.gather(*[answer() for _ in range(bodies)])
 
-    with asyncio.Runner(loop_factory=WorkingLoop) as runner:
-        runner.run(work_on(3))
+    in_virtual_time(work_on(3), loop_factory=WorkingLoop)
     assert begun_s == pytest.approx([0, 2, 8, 10, 16, 18])
 
 

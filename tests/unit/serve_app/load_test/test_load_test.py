@@ -26,7 +26,8 @@ from serve_app.load_test.workload import (
     random_requests,
     requests_of_file,
 )
-from tests.unit.serve_app.load_test.virtual_time import FakeServer, in_virtual_time
+from tests.unit.serve_app.load_test.fake_server import FakeServer
+from tests.virtual_time import in_virtual_time
 
 LENGTHS = LengthRange(3, 5)
 

@@ -1,44 +1,11 @@
-"""Load tests whose time passes only while every task waits, and a fake server in that time."""
+"""A server of the OpenAI-compatible protocol on the clock of the event loop."""
 
 import asyncio
 import json
-import selectors
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-
-
-class _Skipping(selectors.DefaultSelector):
-    """Advances a clock instead of waiting for a timer."""
-
-    now_s = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        events = super().select(0)
-        if not events and timeout:
-            self.now_s += timeout
-        return events
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on which sleeping takes no time of others."""
-
-    def __init__(self) -> None:
-        self._timers = _Skipping()
-        super().__init__(self._timers)
-
-    def time(self) -> float:
-        return self._timers.now_s
-
-    def skip(self, seconds: float) -> None:
-        """Advance the clock, as if the caller had been busy for so long."""
-        self._timers.now_s += seconds
-
-
-def in_virtual_time(work: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
 
 
 class FakeServer(httpx.AsyncBaseTransport):
