@@ -1,9 +1,20 @@
-"""Event loops whose time passes only while every task waits."""
+"""Time that tests set, and event loops whose time passes only while every task waits."""
 
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass
+class Clock:
+    """Returns `now_s`."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class _Skipping(selectors.DefaultSelector):

@@ -23,7 +23,6 @@ from serve_app.messages.tasks import (
 )
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.api.api_keys import api_key
-from tests.unit.serve_app.api.test_limits import Clock
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, events, post
 from tests.unit.serve_app.fake_replicas import (
     USAGE,
@@ -33,6 +32,7 @@ from tests.unit.serve_app.fake_replicas import (
     openai_client,
 )
 from tests.unit.serve_app.sockets import listening
+from tests.virtual_time import Clock
 
 SEED = 10
 

@@ -3,14 +3,7 @@
 import math
 
 from serve_app.api.limits import Bucket, Limiter, Limits
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.virtual_time import Clock
 
 
 def limiter(clock: Clock, default: Limits, processes: int = 1, **tenants: Limits) -> Limiter:

@@ -14,8 +14,8 @@ from serve_app.api.rate_limiting import metered
 from serve_app.messages.tasks import ChatDelta
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
-from tests.unit.serve_app.api.test_limits import Clock
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client, ingress
+from tests.virtual_time import Clock
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": False}
 # The tokens of an answer that the fake model reports.

@@ -8,15 +8,7 @@ from model_zoo.store.store import Store
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
-
-
-class Clock:
-    """Returns `now`, in seconds."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.virtual_time import Clock
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from serve_app.autoscaling.load_metrics import (
     load_shares,
 )
 from serve_app.on_demand.pool_load import REFUSED_S, PoolLoad
+from tests.virtual_time import Clock
 
 TARGETS = ScalingTargets(queue_s=5.0, sequence_occupancy=1.0, kv_occupancy=1.0)
 FULL = EngineStatistics(
@@ -20,13 +21,6 @@ IDLE = EngineStatistics(slots=4, tokens_per_s=900.0)
 BUSY = EngineStatistics(
     running=1, slots=4, kv_occupancy=0.1, queued_tokens=500, tokens_per_s=1000.0
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def metrics(
@@ -79,11 +73,11 @@ def test_each_model_refused_for_lack_of_memory_counts_once_and_for_a_while():
     load.note_refused("small", 0.25)
     found = metrics(load=load)
     assert (found["model_memory"], found["waiting"]) == (1.75, 2.0)
-    clock.now += REFUSED_S / 2
+    clock.now_s += REFUSED_S / 2
     load.note_refused("small", 0.25)
-    clock.now += REFUSED_S / 2
+    clock.now_s += REFUSED_S / 2
     assert metrics(load=load)["model_memory"] == 1.25
-    clock.now += REFUSED_S
+    clock.now_s += REFUSED_S
     assert metrics(load=load)["model_memory"] == 0.0
 
 

@@ -106,7 +106,7 @@ def test_an_operation_without_followers_is_cancelled_and_others_continue(operati
     operations.begin("followed", "followed", work_of("followed"))
 
     def only_one_ended() -> bool:
-        clock.now += 1.0
+        clock.now_s += 1.0
         operations.follow("followed", 0)
         return ended == ["left"]
 
@@ -130,7 +130,7 @@ def test_a_client_does_not_join_an_operation_that_is_being_cancelled(operations,
 
     operations.begin("left", "a", work)
     wait_until(lambda: operations.follow("left", 0).count)
-    clock.now += 16.0
+    clock.now_s += 16.0
     assert cancelled.wait(HANG_S)
     operations.begin("next", "a", work)
     wait_until(lambda: operations.follow("next", 0).done)

@@ -11,18 +11,11 @@ from serve_app.responses.response_store import (
     StoredResponse,
     StoreLimits,
 )
+from tests.virtual_time import Clock
 
 ENTRY = 10_000
 LIMITS = StoreLimits(max_bytes=8 * ENTRY, tenant_bytes=4 * ENTRY, max_age_s=60.0)
 MANY = 2**30
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def entry(id: str, previous: str | None = None, size: int = ENTRY) -> StoredResponse:
