@@ -192,18 +192,36 @@ def test_a_tensor_that_no_layer_knows_is_named(opened, case) -> None:
     assert f"1 is not known to this architecture ({name})" in message
 
 
+Shape = tuple[int, ...]
+
+
+def other_shapes(name: str, shape: Shape) -> list[Shape]:
+    """The last dimension halved, the first one, and a dimension more; the same number for all."""
+    halved = (*shape[:-1], shape[-1] // 2)
+    more = (1, *shape) if prod(shape) > shape[-1] else halved  # a vector may be one row
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):  # for any vocabulary
+        return [halved, more, halved]
+    return [halved, more, (shape[0] // 2, *shape[1:])]
+
+
+def spelled(shape: Shape) -> str:
+    return " x ".join(map(str, shape))
+
+
 @every_case
 def test_a_tensor_of_another_shape_is_named(opened, case) -> None:
+    """In files in which all are wrong, and alone where that does not name it and its own shape."""
     file = opened(case)
-    for name, info in of_different_layers(file).items():
-        first, last = info.shape[0], info.shape[-1]
-        shapes = {(*info.shape[:-1], last // 2)}
-        if prod(info.shape) > last:  # a vector may be one row
-            shapes.add((1, *info.shape))
-        if name not in ("token_embd.weight", "per_layer_token_embd.weight"):  # for any vocabulary
-            shapes.add((first // 2, *info.shape[1:]))
-        for shape in shapes - {info.shape}:
-            message = refusal(file, tensors={**file.tensors, name: replace(info, shape=shape)})
-            assert message is not None, f"{name} {info.shape} may be {shape}"
+    tensors = of_different_layers(file)
+    wrong = {name: other_shapes(name, info.shape) for name, info in tensors.items()}
+    for which in range(3):
+        changed = {n: replace(info, shape=wrong[n][which]) for n, info in tensors.items()}
+        together = refusal(file, tensors=file.tensors | changed) or ""
+        for name, other in changed.items():
+            right = tensors[name].shape
+            if f"{name} is {spelled(other.shape)}, not {spelled(right)}" in together:
+                continue
+            alone = refusal(file, tensors=file.tensors | {name: other})
+            assert alone is not None, f"{name} {right} may be {other.shape}"
             stem = name.rpartition(".")[0]
-            assert stem in message or "laurel" in stem, (name, shape, message)
+            assert stem in alone or "laurel" in stem, (name, other.shape, alone)
