@@ -1,7 +1,7 @@
 """The backend and the registry: choice of replicas, lists of models, errors."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -26,6 +26,7 @@ from tests.unit.serve_app.fake_replicas import (
     PretendReplica,
     backend_of,
 )
+from tests.unit.serve_app.transport.peer import listening
 
 UNREACHABLE = Address("127.0.0.1", 1, "token")
 
@@ -55,17 +56,12 @@ class NoReplica:
         return await asyncio.Event().wait()
 
 
-@asynccontextmanager
-async def serving(replica: PretendReplica):
-    server = generation_server(replica.generate)
-    try:
-        yield server, await server.start("127.0.0.1")
-    finally:
-        await server.close(drain_s=0)
+def serving(replica: PretendReplica) -> AbstractAsyncContextManager[Address]:
+    return listening(generation_server(replica.generate))
 
 
 async def test_an_unreachable_replica_is_skipped():
-    async with serving(PretendReplica()) as (_, address):
+    async with serving(PretendReplica()) as address:
         replicas = Addresses(UNREACHABLE, UNREACHABLE, address)
         assert (await answer_of(backend_of(replicas))).text == "Hello, world"
     assert replicas.choices == 3
@@ -81,7 +77,8 @@ async def test_a_replica_lost_before_its_first_delta_is_replaced():
         yield
 
     slow.generate = silent
-    async with serving(slow) as (dying, first), serving(PretendReplica()) as (_, second):
+    dying = generation_server(slow.generate)
+    async with listening(dying) as first, serving(PretendReplica()) as second:
         answer = asyncio.create_task(answer_of(backend_of(Addresses(first, second))))
         async with asyncio.timeout(HANG_S):
             await asked.wait()
@@ -180,7 +177,7 @@ async def test_lists_that_clients_poll_share_the_calls_of_replicas():
 async def test_a_request_error_is_final():
     replica = PretendReplica()
     replica.error = RequestError("no")
-    async with serving(replica) as (_, address):
+    async with serving(replica) as address:
         with pytest.raises(RequestError, match="no"):
             await answer_of(backend_of(Addresses(address)))
     assert len(replica.tasks) == 1
@@ -189,7 +186,7 @@ async def test_a_request_error_is_final():
 async def test_a_failed_generation_is_not_repeated():
     replica = PretendReplica()
     replica.fails_after = 0
-    async with serving(replica) as (_, address):
+    async with serving(replica) as address:
         with pytest.raises(GenerationFailedError, match="the engine broke"):
             await answer_of(backend_of(Addresses(address)))
     assert len(replica.tasks) == 1
@@ -198,7 +195,7 @@ async def test_a_failed_generation_is_not_repeated():
 async def test_another_replica_answers_if_an_engine_has_failed():
     dead, alive = PretendReplica(), PretendReplica()
     dead.error = EngineDeadError("dead")
-    async with serving(dead) as (_, first), serving(alive) as (_, second):
+    async with serving(dead) as first, serving(alive) as second:
         answer = await answer_of(backend_of(Addresses(first, second)))
     assert answer.text == "Hello, world"
     assert (len(dead.tasks), len(alive.tasks)) == (1, 1)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from serve_app.transport import authentication, wire
+from serve_app.transport.stream_server import StreamServer
 from tests.patience import HANG_S
 
 HOST = "127.0.0.1"
@@ -63,3 +64,11 @@ async def peers(script: Callable[[Peer], Awaitable[None]]) -> AsyncIterator[wire
         yield wire.Address(HOST, server.sockets[0].getsockname()[1], "token")
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def listening(server: StreamServer) -> AsyncIterator[wire.Address]:
+    try:
+        yield await server.start(HOST)
+    finally:
+        await server.close(drain_s=0)

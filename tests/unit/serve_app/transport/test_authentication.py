@@ -17,13 +17,12 @@ from serve_app.transport import authentication, client, wire
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.load_watcher import LoadWatcher
-from serve_app.transport.stream_server import StreamServer
 from serve_app.transport.wire import ConnectionLost
 from serve_app.vision.feature_transfer import FeatureClient
 from tests.patience import HANG_S, pass_time, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.fake_replicas import PretendReplica
-from tests.unit.serve_app.transport.peer import HOST, Peer
+from tests.unit.serve_app.transport.peer import HOST, Peer, listening
 from tests.unit.serve_app.vision.served_encoders import CPU, NAME
 
 SECRET = "the secret prompt"
@@ -165,14 +164,6 @@ async def test_a_recorded_handshake_of_the_replica_is_refused_by_callers(monkeyp
     await until(lambda: impostor.closed)
     assert impostor.proofs == 1 and impostor.received == b""
     impostor.server.close()
-
-
-@asynccontextmanager
-async def listening(server: StreamServer) -> AsyncIterator[wire.Address]:
-    try:
-        yield await server.start(HOST)
-    finally:
-        await server.close(drain_s=0)
 
 
 class RecordingPeer(Peer):

@@ -23,6 +23,7 @@ from tests.certificates import Authority, set_variables
 from tests.patience import HANG_S, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.fake_replicas import PretendReplica
+from tests.unit.serve_app.transport import peer
 from tests.unit.serve_app.vision.served_encoders import CPU, NAME, encoder_of, rounded, served
 
 pytestmark = pytest.mark.usefixtures("secured")
@@ -36,11 +37,8 @@ async def listening(kind: str) -> AsyncIterator[Address]:
         async with served(encoder_of(PretendTower())) as (_, address):
             yield address
         return
-    server = generation_server(PretendReplica().generate)
-    try:
-        yield await server.start(HOST)
-    finally:
-        await server.close(drain_s=0)
+    async with peer.listening(generation_server(PretendReplica().generate)) as address:
+        yield address
 
 
 async def answered(address: Address) -> None:
@@ -97,12 +95,11 @@ async def test_load_reports_arrive() -> None:
         PretendReplica().generate,
         report=lambda since: LoadReport(ReplicaLoad(running=3), (), since),
     )
-    address = await server.start(HOST)
-    watcher = LoadWatcher(address, reports.append, lambda: None, every_s=0.02)
-    await until(lambda: reports)
-    assert reports[0].load.running == 3
-    watcher.close()
-    await server.close(drain_s=0)
+    async with peer.listening(server) as address:
+        watcher = LoadWatcher(address, reports.append, lambda: None, every_s=0.02)
+        await until(lambda: reports)
+        assert reports[0].load.running == 3
+        watcher.close()
 
 
 async def test_load_reports_arrive_again_after_certificates_were_replaced(
