@@ -230,6 +230,7 @@ class GemmaArguments:
 
 _KEYWORDS = Names("[a-zA-Z0-9_]{1,64}")
 _GEMMA_NAMES = Names(r"[^\s:{}\[\],<\"]([^:{}\[\],<\"\n]{0,98}[^\s:{}\[\],<\"])?")
+_OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 _PYTHON_ESCAPE = r"\\([ntr\\'\"]|u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
 
 
@@ -239,7 +240,12 @@ def _keyword(lark: LarkGrammar, place: Place, name: str) -> str:
 
 
 def _python_string(lark: LarkGrammar, place: Place, strings: str) -> str:
-    return lark.terminal(place, _python_texts(strings))
+    """Where a schema restricts a string, JSON's notation has the escapes."""
+    written = lark.terminal(place, _python_texts(strings))
+    if strings == ANY:
+        return written
+    schema = {key: place.schema[key] for key in _OF_STRINGS if key in place.schema}
+    return f"({written} | {lark.schema(Place.whole({'type': 'string', **schema}), merged=True)})"
 
 
 def _python_texts(strings: str) -> str:

@@ -223,3 +223,12 @@ def test_calls_follow_schemas_that_combine_others(name: str, case: str) -> None:
 
 def check_json(schema: Any) -> None:
     check(json.dumps({"grammars": [{"json_schema": compilable(schema)}]}))
+
+
+def test_a_restricted_text_may_have_quotes_and_backslashes_in_pythons_notation() -> None:
+    family, text = family_of("lfm2"), 'it\'s "x" \\ y\n'
+    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1}}}
+    reply = f"<|tool_call_start|>[f(a={json.dumps(text)})]<|tool_call_end|>"
+    tokens = family.tokenizer.encode(reply, parse_special=True)
+    assert family.grammar(schema).matcher().acceptable(tokens) == len(tokens)
+    assert family.call(reply, schema) == {"a": text}
