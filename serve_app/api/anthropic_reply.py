@@ -12,6 +12,7 @@ from serve_app.api.json_lines import EVENTS, encoded
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.messages.tasks import ChatDelta
+from serve_app.telemetry.request_context import current_request, request_id
 
 _ID_BYTES = 12
 _ERROR_TYPES = {
@@ -175,11 +176,9 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
     error: dict[str, Any] = {"type": kind, "message": refusal.compatible_message}
     if refusal.field == THREAD:
         error["details"] = _NO_THREADS
-    return {
-        "type": "error",
-        "error": error,
-        "request_id": f"req_{secrets.token_hex(_ID_BYTES)}",
-    }
+    context = current_request.get()
+    id = request_id(None) if context is None else context.id
+    return {"type": "error", "error": error, "request_id": id}
 
 
 def _block(kind: str, text: str, signature: str = _SIGNATURE) -> dict[str, Any]:

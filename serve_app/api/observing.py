@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.access import key_of
+from serve_app.api.anthropic_reply import speaks_anthropic
 from serve_app.api.error_bodies import route_path
 from serve_app.api.monitoring import Exposition
 from serve_app.api.openapi_operations import OPERATIONS
@@ -22,6 +23,7 @@ from serve_app.telemetry.spans import Span, SpanKind, Spans
 
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
+ANTHROPIC_HEADER = "request-id"
 # Names of protocols by prefix of the path; the first match counts.
 _PROTOCOLS = (
     ("/v1/messages", "anthropic"),
@@ -49,7 +51,7 @@ class Telemetry:
 
 class ObserveRequests:
     """Middleware, the outermost. The headers `x-request-id` and, with spans, `traceparent` of the
-    response have the request's id and span."""
+    response have the request's id and span. Anthropic's clients read the id from `request-id`."""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
@@ -71,6 +73,8 @@ class ObserveRequests:
                 headers = MutableHeaders(scope=message)
                 if not self._ids_echoed or context.id != given:
                     headers[HEADER] = context.id
+                if speaks_anthropic(scope):
+                    headers[ANTHROPIC_HEADER] = context.id
                 if context.traceparent:
                     headers[TRACE_HEADER] = context.traceparent
             await send(message)
