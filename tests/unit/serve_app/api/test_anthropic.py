@@ -301,7 +301,7 @@ BAD = [
     ({"tool_choice": "auto"}, 'field "tool_choice" must be an object'),
     ({"tool_choice": {"type": "most"}}, '"tool_choice.type" is "most"; it must be one of'),
     ({"system": [IMAGE]}, 'field "system[0]" is of type "image"'),
-    (blocks({"type": "search_result"}), 'content[0]" is of type "search_result"'),
+    (blocks({"type": "container_upload"}), 'content[0]" is of type "container_upload"'),
     (blocks("x"), 'field "messages[0].content[0]" must be an object with a type'),
     (blocks({"type": "text"}), 'field "messages[0].content[0].text" must be a string'),
     (blocks(IMAGE, role="assistant"), 'content[0]" is of type "image"'),

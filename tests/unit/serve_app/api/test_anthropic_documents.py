@@ -1,4 +1,4 @@
-"""Documents in the messages of Anthropic's protocol."""
+"""Documents and search results in the messages of Anthropic's protocol."""
 
 from typing import Any
 
@@ -14,6 +14,12 @@ def document(source: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 TEXT = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+FOUND = {
+    "type": "search_result",
+    "source": "https://sky.test",
+    "title": "Sky",
+    "content": [{"type": "text", "text": "The sky is "}, {"type": "text", "text": "green."}],
+}
 PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
 BAD = [
     (blocks({"type": "document"}), 'field "messages[0].content[0].source" must be an object'),
@@ -34,6 +40,15 @@ BAD = [
     (
         blocks({"type": "tool_result", "tool_use_id": "t", "content": [document(PDF)]}),
         '"messages[0].content[0].content[0].source.type" is "base64"',
+    ),
+    (blocks({"type": "search_result"}), 'field "messages[0].content[0].source" must be a string'),
+    (
+        blocks(FOUND | {"content": [IMAGE]}),
+        '"messages[0].content[0].content[0]" is of type "image"',
+    ),
+    (
+        blocks(FOUND | {"citations": {"enabled": True}}),
+        'field "messages[0].content[0].citations" is not served yet',
     ),
 ]
 
@@ -69,3 +84,20 @@ async def test_the_official_client_sends_documents_of_text_and_images():
         "</document>\nWhat colour?",
     )
     assert answer == Message("tool", green, tool_call_id="t")
+
+
+async def test_the_official_client_sends_search_results_beside_and_in_results_of_tools():
+    replica = PretendReplica()
+    asking = {"type": "text", "text": "What colour?"}
+    found = FOUND | {"citations": {"enabled": False}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [found, found]}
+    turns = [{"role": "user", "content": [result]}, {"role": "user", "content": [asking, found]}]
+    async with anthropic_client(replica, strict_fields=True) as client:
+        await client.messages.create(**asked(messages=turns))
+    answer, message = replica.tasks[0].prompt.messages
+    shown = (
+        "<search_result>\n<source>https://sky.test</source>\n<title>Sky</title>\n"
+        "The sky is green.\n</search_result>\n"
+    )
+    assert answer == Message("tool", shown * 2, tool_call_id="t")
+    assert message == Message("user", f"What colour?\n{shown}")

@@ -19,7 +19,8 @@ from openai.types.chat import (
 
 from serve_app.api import embeddings, ollama_management
 from serve_app.api import ollama as ollama_api
-from serve_app.api.anthropic import BLOCK, EFFORTS, THINKING, DeclaredTool, MessagesBody
+from serve_app.api.anthropic import EFFORTS, THINKING, DeclaredTool, MessagesBody
+from serve_app.api.anthropic_blocks import BLOCK
 from serve_app.api.fields import LONGEST_NAME, MOST_LOGGED
 from serve_app.api.ollama_models import ShowBody
 from serve_app.api.openai_chat import PART
