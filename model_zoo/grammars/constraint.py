@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
+# The argument of a custom tool, whose only argument is a text.
+CUSTOM_INPUT = "input"
+
 
 class OutputKind(Enum):
     """The language in which the form of a reply's text is stated."""
@@ -30,6 +33,7 @@ class CallRule:
     `tools`: names of the tools that it may call; `strict`: names of those whose arguments must
     follow their schemas (otherwise they may be any JSON object). `required`: the reply must consist
     of calls. `parallel`: it may have several calls. `field`: the field of the request, for errors.
+    `inputs`: names of strict custom tools and the forms of their inputs.
     """
 
     tools: tuple[str, ...]
@@ -37,3 +41,4 @@ class CallRule:
     required: bool
     parallel: bool
     field: str
+    inputs: tuple[tuple[str, OutputForm], ...] = ()

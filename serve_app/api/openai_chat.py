@@ -1,6 +1,6 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from model_zoo.chat.formats.events import (
+    CallAborted,
     CallArguments,
     CallBegin,
+    CallEnd,
     Event,
     Text,
     Thinking,
@@ -21,6 +23,15 @@ from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import choice_count, choice_tasks, generate_choices
 from serve_app.api.content_parts import check_type, joined, string
+from serve_app.api.custom_tools import (
+    ChatCompletionTool,
+    call_arguments,
+    custom_names,
+    declared_tools,
+    input_forms,
+    input_of,
+    strict_tools,
+)
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
@@ -37,7 +48,7 @@ from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage, from_url
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
-from serve_app.api.tools import Tool, declared, decoded_arguments, strict_names
+from serve_app.api.tools import decoded_arguments
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
@@ -80,9 +91,17 @@ class ChatCompletionFunction(Body):
     arguments: str = "{}"
 
 
+class ChatCompletionInput(Body):
+    name: str
+    input: str
+
+
 class ChatCompletionCall(Body):
+    """A call of a function, or of a custom tool."""
+
     id: str | None = None
-    function: ChatCompletionFunction
+    function: ChatCompletionFunction | None = None
+    custom: ChatCompletionInput | None = None
     type: Any = harmless()
     index: Any = harmless()
 
@@ -126,7 +145,7 @@ class ChatCompletionBody(CompletionFields):
     top_logprobs: Any = None
     reasoning_effort: str | None = None
     reasoning: ChatCompletionReasoning = ChatCompletionReasoning()
-    tools: Items[Tool] = Field(default_factory=list)
+    tools: Items[ChatCompletionTool] = Field(default_factory=list)
     tool_choice: Any = None
     functions: Any = unserved()
     function_call: Any = unserved("none", "auto")
@@ -167,9 +186,13 @@ class OpenAIChat:
         count = choice_count("n", body.n)
         choice, output = openai_choice(body.tool_choice), body.output_form()
         given = () if choice.names == () else body.tools
-        tools = await self.bodies.convert(request, declared, given)
+        tools = await self.bodies.convert(request, declared_tools, given)
         calls = call_rule(
-            tools, choice, strict=strict_names(body.tools), parallel=body.parallel_tool_calls
+            tools,
+            choice,
+            strict=strict_tools(given),
+            parallel=body.parallel_tool_calls,
+            inputs=input_forms(given),
         )
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
@@ -183,12 +206,12 @@ class OpenAIChat:
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
         task = with_extras(task, body, key_of(request.scope))
-        shown = body.include_reasoning
+        shown, custom = body.include_reasoning, custom_names(given)
         encoder = ChoicesEncoder(
             KIND,
             body.model,
             body.request_id or task.id,
-            [ChatChoice(n, ReplyReader(tools), shows_thinking=shown) for n in range(count)],
+            [ChatChoice(n, ReplyReader(tools), custom, shows_thinking=shown) for n in range(count)],
             usage_wanted=body.usage_wanted,
             continuous_usage=body.continuous_usage,
         )
@@ -197,16 +220,24 @@ class OpenAIChat:
 
 
 class ChatChoice:
-    """One choice of a chat completion. `reader` separates its parts. Without `shows_thinking`, the
-    thinking is left out.
+    """One choice of a chat completion. `reader` separates its parts. `custom`: the names of custom
+    tools. Without `shows_thinking`, the thinking is left out.
 
-    A stream sends a call while it is generated, so a malformed or cut one has incomplete arguments.
-    In a single reply it is text.
+    A stream sends the call of a function while it is generated, so a malformed or cut one has
+    incomplete arguments. In a single reply it is text, and so are calls of custom tools.
     """
 
-    def __init__(self, index: int, reader: ReplyReader, *, shows_thinking: bool = True) -> None:
+    def __init__(
+        self,
+        index: int,
+        reader: ReplyReader,
+        custom: Set[str] = frozenset(),
+        *,
+        shows_thinking: bool = True,
+    ) -> None:
         self._index = index
         self._reader = reader
+        self._custom = custom
         self._shows_thinking = shows_thinking
         self._collected = Collected()
         self._begun = False
@@ -229,7 +260,7 @@ class ChatChoice:
         collected = self._collected
         for each in self._reader.read(delta):
             collected.add(each)
-        calls = [_whole_call(call) for call in collected.calls.values()]
+        calls = [self._whole_call(call) for call in collected.calls.values()]
         self._calls = bool(calls)
         message: dict[str, Any] = {"role": "assistant", "content": collected.text}
         if collected.thinking and self._shows_thinking:
@@ -245,21 +276,39 @@ class ChatChoice:
         }
 
     def _part(self, event: Event) -> dict[str, Any] | None:
-        """The delta of the chunk for an event; None if it needs no chunk."""
+        """The delta of the chunk for an event; None if it needs no chunk. A call of a custom tool
+        is sent when it is complete."""
+        calls = self._collected.calls
+        custom = isinstance(event, CallAborted) and self._is_custom(event.index)
         self._collected.add(event)
         match event:
             case Text(text):
                 return {"content": text}
             case Thinking(text) if self._shows_thinking:
                 return _thinking_fields(text)
-            case CallBegin(index, name):
+            case CallBegin(index, name) if name not in self._custom:
                 self._calls = True
                 called = {"name": name, "arguments": ""}
-                call = {"id": self._collected.calls[index].id, "type": "function"}
-                return {"tool_calls": [{"index": index, **call, "function": called}]}
-            case CallArguments(index, piece):
+                call = {"id": calls[index].id, "type": "function", "function": called}
+                return {"tool_calls": [{"index": index, **call}]}
+            case CallArguments(index, piece) if not self._is_custom(index):
                 return {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            case CallEnd(index) if self._is_custom(index):
+                self._calls = True
+                return {"tool_calls": [{"index": index, **self._whole_call(calls[index])}]}
+            case CallAborted(_, text) if custom:
+                return {"content": text}
         return None
+
+    def _is_custom(self, index: int) -> bool:
+        return self._collected.calls[index].name in self._custom
+
+    def _whole_call(self, call: Call) -> dict[str, Any]:
+        if call.name in self._custom:
+            given = {"name": call.name, "input": input_of(call.arguments)}
+            return {"id": call.id, "type": "custom", "custom": given}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": function}
 
     def _role(self) -> dict[str, Any]:
         role = {} if self._begun else {"role": "assistant"}
@@ -303,12 +352,11 @@ def _thinking_fields(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _whole_call(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
 def _call(place: str, call: ChatCompletionCall) -> ToolCall:
+    if call.custom is not None:
+        return ToolCall(call.custom.name, call_arguments(call.custom.input), call.id)
+    if call.function is None:
+        raise RequestError(f'field "{place}.function" is required')
     arguments = decoded_arguments(f"{place}.function.arguments", call.function.arguments)
     return ToolCall(call.function.name, arguments, call.id)
 

@@ -96,6 +96,18 @@ def schema_format(field: str, value: Any) -> OutputForm | None:
     return json_form(f"{field}.schema", value.get("schema"))
 
 
+def grammar_text(field: str, value: Any) -> str:
+    """The text of a grammar or a regular expression. Raises RequestError for other values."""
+    if not isinstance(value, str) or not value:
+        raise RequestError(f'field "{field}" must be a text that is not empty')
+    if len(value) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f'field "{field}" has {len(value):,} characters; at most {MAX_GRAMMAR_CHARACTERS:,} '
+            "are accepted"
+        )
+    return value
+
+
 def _typed_form(field: str, value: Any, *, nested: bool) -> OutputForm | None:
     """The form of an object with a type. `nested`: the schema is in an object `json_schema` instead
     of beside the type."""
@@ -143,10 +155,10 @@ def _form(field: str, kind: str, value: Any) -> OutputForm:
         case "json_object":
             return json_form(field, _JSON_OBJECT)
         case "regex":
-            return OutputForm(OutputKind.REGEX, _text(field, value), field)
+            return OutputForm(OutputKind.REGEX, grammar_text(field, value), field)
         case "choice":
             return OutputForm(OutputKind.LARK, _choice(field, value), field)
-    grammar = _text(field, value)
+    grammar = grammar_text(field, value)
     form = OutputKind.GBNF if kind == "gbnf" or "::=" in grammar else OutputKind.LARK
     return OutputForm(form, grammar, field)
 
@@ -160,17 +172,6 @@ def _decoded(field: str, text: str) -> Any:
         raise RequestError(f'field "{field}" is a text that is not JSON; {error}') from None
 
 
-def _text(field: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise RequestError(f'field "{field}" must be a text that is not empty')
-    if len(value) > MAX_GRAMMAR_CHARACTERS:
-        raise RequestError(
-            f'field "{field}" has {len(value):,} characters; at most {MAX_GRAMMAR_CHARACTERS:,} '
-            "are accepted"
-        )
-    return value
-
-
 def _choice(field: str, value: Any) -> str:
     """A grammar that allows exactly the texts of a list."""
     texts = value if isinstance(value, list) else []
@@ -179,4 +180,4 @@ def _choice(field: str, value: Any) -> str:
     if len(texts) > MAX_CHOICES:
         raise RequestError(f'field "{field}" has more than {MAX_CHOICES:,} items')
     options = (json.dumps(text, ensure_ascii=False) for text in texts)
-    return _text(field, f"start: {' | '.join(options)}")
+    return grammar_text(field, f"start: {' | '.join(options)}")

@@ -64,7 +64,7 @@ class OpenAIResponses:
             task = replace(task, truncation=Truncation(turns=True))
         store = body.store and self.history.stores
         facts = body.facts(new_response_id(), options) | {"store": store}
-        encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces())
+        encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces(), body.custom())
         ending = self._storing(tenant_id(request), encoder, items) if store else None
         return Reply(self.backend.generate(task), encoder, stream=body.stream, ending=ending)
 

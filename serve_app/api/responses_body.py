@@ -1,11 +1,14 @@
 """The request body of OpenAI's /v1/responses, and its fields that a response object repeats."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
+from serve_app.api.custom_tools import function_of, input_form
 from serve_app.api.fields import Body, Items, harmless, unserved
 from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
@@ -30,10 +33,13 @@ MAX_VALUE_CHARACTERS = 512
 
 
 class ResponseFunction(Body):
+    """A function, or a custom tool, which has a `format` instead of parameters."""
+
     type: str = "function"
     name: str | None = Field(default=None, pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
+    format: Any = None
     strict: bool = False
     defer_loading: Any = harmless()
     output_schema: Any = harmless()
@@ -41,7 +47,7 @@ class ResponseFunction(Body):
 
 
 class ResponseTool(ResponseFunction):
-    """A function, or a namespace of functions. Tools of OpenAI's servers have other types."""
+    """A tool, or a namespace of tools. Those of OpenAI's servers have other types."""
 
     tools: Items[ResponseFunction] = Field(default_factory=list)
 
@@ -149,19 +155,14 @@ class ResponsesBody(Body):
 
     def functions(self) -> tuple[dict[str, Any], ...]:
         """The tools as templates read them, unless the request forbids their use. Names of a
-        namespace's functions begin with its own."""
-        functions = []
-        for index, tool in enumerate(self.tools):
-            if tool.type == "namespace":
-                place, namespace = f"tools[{index}]", _name(f"tools[{index}]", tool)
-                functions += [
-                    _function(f"{place}.tools[{number}]", each, namespace)
-                    for number, each in enumerate(tool.tools)
-                ]
-            else:
-                functions.append(_function(f"tools[{index}]", tool, None))
+        namespace's tools begin with its own."""
+        functions = [_function(each) for each in self._placed()]
         declared = described(functions, name_field="name")
         return () if self.tool_choice == "none" else declared
+
+    def custom(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(each.full_name for each in self._placed() if each.tool.type == "custom")
 
     def namespaces(self) -> dict[str, str]:
         """The namespaces of `functions` by their names."""
@@ -174,14 +175,22 @@ class ResponsesBody(Body):
 
     def calls(self, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
         """How the `functions` may be called."""
-        strict = [
-            full_name(tool.name if tool.type == "namespace" else None, each.name)
-            for tool in self.tools
-            for each in (tool.tools if tool.type == "namespace" else [tool])
-            if each.strict and each.name is not None
-        ]
-        choice = responses_choice(self.tool_choice)
-        return call_rule(tools, choice, strict=strict, parallel=self.parallel_tool_calls)
+        placed, choice = [*self._placed()], responses_choice(self.tool_choice)
+        strict = [each.full_name for each in placed if each.tool.strict]
+        inputs = {each.full_name: form for each in placed if (form := each.input_form())}
+        parallel = self.parallel_tool_calls
+        return call_rule(tools, choice, strict=strict, parallel=parallel, inputs=inputs)
+
+    def _placed(self) -> Iterator["_PlacedTool"]:
+        """The tools, also those in namespaces."""
+        for index, tool in enumerate(self.tools):
+            place = f"tools[{index}]"
+            if tool.type == "namespace":
+                namespace = _name(place, tool)
+                for number, each in enumerate(tool.tools):
+                    yield _PlacedTool(f"{place}.tools[{number}]", each, namespace)
+            else:
+                yield _PlacedTool(place, tool)
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
@@ -211,15 +220,37 @@ class ResponsesBody(Body):
         }
 
 
-def _function(place: str, tool: ResponseFunction, namespace: str | None) -> Function:
-    if tool.type != "function":
+@dataclass(frozen=True, slots=True)
+class _PlacedTool:
+    """A function or a custom tool, with its place in the request and its namespace."""
+
+    place: str
+    tool: ResponseFunction
+    namespace: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        return full_name(self.namespace, _name(self.place, self.tool))
+
+    def input_form(self) -> OutputForm | None:
+        """The form of the input of a custom tool."""
+        if self.tool.type != "custom":
+            return None
+        return input_form(self.place, self.tool.format, nested=False)
+
+
+def _function(placed: _PlacedTool) -> Function:
+    place, tool = placed.place, placed.tool
+    if tool.type not in ("function", "custom"):
         raise RequestError(f'field "{place}.type" is "{tool.type[:80]}", which is not served')
-    name = full_name(namespace, _name(place, tool))
+    name = placed.full_name
     if len(name) > MAX_NAME_CHARACTERS:
         raise RequestError(
             f'field "{place}.name" has more than {MAX_NAME_CHARACTERS} characters with its '
             "namespace"
         )
+    if tool.type == "custom":
+        return function_of(name, tool.description, placed.input_form())
     return Function(name=name, description=tool.description, parameters=tool.parameters)
 
 
@@ -233,6 +264,8 @@ def _shown(tool: ResponseFunction) -> dict[str, Any]:
     shown = {"type": tool.type, "name": tool.name, "description": tool.description}
     if isinstance(tool, ResponseTool) and tool.type == "namespace":
         return shown | {"tools": [_shown(each) for each in tool.tools]}
+    if tool.type == "custom":
+        return shown | {"format": tool.format or {"type": "text"}}
     return shown | {"parameters": tool.parameters, "strict": tool.strict}
 
 
@@ -253,7 +286,7 @@ def _shown_choice(value: Any) -> Any:
     choice = responses_choice(value)
     if choice.names is None:
         return "auto"
-    functions = [{"type": "function", "name": name} for name in choice.names]
-    if value["type"] == "function":
-        return functions[0]
-    return {"type": "allowed_tools", "mode": value["mode"], "tools": functions}
+    if value["type"] != "allowed_tools":
+        return {"type": value["type"], "name": value["name"]}
+    tools = [{"type": tool["type"], "name": tool["name"]} for tool in value["tools"]]
+    return {"type": "allowed_tools", "mode": value["mode"], "tools": tools}

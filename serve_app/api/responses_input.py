@@ -13,6 +13,7 @@ from typing import Any
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
+from serve_app.api.custom_tools import call_arguments
 from serve_app.api.fields import MAX_ITEMS
 from serve_app.api.request_images import UnreadImage, UnreadMessage, from_url
 from serve_app.api.tools import decoded_arguments
@@ -23,6 +24,8 @@ _TOKEN_BYTES = 16
 # A part's type -> the field with its text.
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _IMAGE = "input_image"
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
 
 Item = dict[str, Any]
@@ -83,13 +86,14 @@ def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
     turn = _Turn()
     for placed in items:
         item, kind = placed.item, placed.item["type"]
-        by_assistant = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
-        if not by_assistant or (turn.complete and kind != "function_call"):
+        called = kind in _CALLS
+        by_assistant = called or kind == "reasoning" or item.get("role") == "assistant"
+        if not by_assistant or (turn.complete and not called):
             unread += turn.messages()
             turn = _Turn()
         if by_assistant:
             turn.add(placed)
-        elif kind == "function_call_output":
+        elif kind in _OUTPUTS:
             unread.append(_result(placed))
         else:
             content = _content(f"{placed.place}.content", item["content"])
@@ -122,6 +126,9 @@ class _Turn:
                 arguments = decoded_arguments(place, item["arguments"])
                 name = full_name(item.get("namespace"), item["name"])
                 self.calls.append(ToolCall(name, arguments, item["call_id"]))
+            case "custom_tool_call":
+                name = full_name(item.get("namespace"), item["name"])
+                self.calls.append(ToolCall(name, call_arguments(item["input"]), item["call_id"]))
 
     def messages(self) -> list[UnreadMessage]:
         """The message, as a list of one; empty if there is only reasoning without text."""
@@ -176,7 +183,7 @@ def _message(place: str, raw: Item) -> Item:
 
 
 def _call(place: str, raw: Item) -> Item:
-    names = ["call_id", "name", "arguments"]
+    names = ["call_id", "name", "input" if raw["type"] == "custom_tool_call" else "arguments"]
     names += [] if raw.get("namespace") is None else ["namespace"]
     return {"status": "completed", **{name: string(place, raw, name) for name in names}}
 
@@ -238,6 +245,8 @@ _READERS = {
     "message": ("msg", _message),
     "function_call": ("fc", _call),
     "function_call_output": ("fco", _output),
+    "custom_tool_call": ("ctc", _call),
+    "custom_tool_call_output": ("ctco", _output),
     "reasoning": ("rs", _reasoning),
     "item_reference": ("ref", _reference),
 }

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -11,6 +11,7 @@ import msgspec
 
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
+from serve_app.api.custom_tools import input_of
 from serve_app.api.json_lines import on_one_line
 from serve_app.api.openai import StreamEncoder, logprob_entry
 from serve_app.api.refusals import Refusal
@@ -24,19 +25,23 @@ StreamEvent = dict[str, Any]
 class ResponseEncoder(StreamEncoder):
     """One response, streamed or whole. `facts`: fields of the response object that do not depend on
     the reply, such as its id. `reader` separates the parts of the reply. `namespaces`: namespaces
-    of functions by the functions' names.
+    of tools by the tools' names. `custom`: the names of custom tools.
 
     `final`: the response object after the end of the reply.
     """
 
     def __init__(
-        self, facts: Mapping[str, Any], reader: ReplyReader, namespaces: Mapping[str, str]
+        self,
+        facts: Mapping[str, Any],
+        reader: ReplyReader,
+        namespaces: Mapping[str, str],
+        custom: Set[str],
     ) -> None:
         self.final: dict[str, Any] | None = None
         self._facts = facts
         self._reader = reader
         summarised = facts["reasoning"]["summary"] is not None
-        self._output = Output(facts["id"], namespaces, summarised=summarised)
+        self._output = Output(facts["id"], namespaces, custom, summarised=summarised)
         self._created_at = int(time.time())
         self._sent = 0  # number of events
 
@@ -107,10 +112,13 @@ class Output:
     is text. `summarised`: the thinking is reported as its summary, instead of as its text.
     """
 
-    def __init__(self, id: str, namespaces: Mapping[str, str], *, summarised: bool) -> None:
+    def __init__(
+        self, id: str, namespaces: Mapping[str, str], custom: Set[str], *, summarised: bool
+    ) -> None:
         self.items: list[Item] = []
         self._id = id
         self._namespaces = namespaces
+        self._custom = custom
         self._summarised = summarised
         self._collected = Collected()
         self._open: _TextItem | None = None
@@ -150,28 +158,45 @@ class Output:
         return [*events, self._open.add(text, logprobs)]
 
     def _call(self, call: Call) -> list[StreamEvent]:
-        index, arguments = len(self.items), call.arguments or "{}"
+        index, given = len(self.items), call.arguments or "{}"
+        kind = _FUNCTION
+        if call.name in self._custom:
+            kind, given = _CUSTOM, input_of(given)
         item = {
-            "id": item_id("fc", self._id, index),
-            "type": "function_call",
+            "id": item_id(kind.prefix, self._id, index),
+            "type": kind.type,
             "status": "completed",
             "call_id": call.id,
             "name": call.name,
-            "arguments": arguments,
+            kind.field: given,
         }
         namespace = self._namespaces.get(call.name)
         if namespace is not None:
             item |= {"namespace": namespace, "name": call.name.removeprefix(f"{namespace}.")}
         self.items.append(item)
         place = {"item_id": item["id"], "output_index": index}
-        begun = item | {"status": "in_progress", "arguments": ""}
-        kind = "response.function_call_arguments"
+        begun = item | {"status": "in_progress", kind.field: ""}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": begun},
-            {"type": f"{kind}.delta", **place, "delta": arguments},
-            {"type": f"{kind}.done", **place, "arguments": arguments},
+            {"type": f"response.{kind.events}.delta", **place, "delta": given},
+            {"type": f"response.{kind.events}.done", **place, kind.field: given},
             {"type": "response.output_item.done", "output_index": index, "item": item},
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class _CallKind:
+    """The names of an item with a call: its type, the prefix of its ids, the field with what the
+    tool gets, and the prefix of events about that."""
+
+    type: str
+    prefix: str
+    field: str
+    events: str
+
+
+_FUNCTION = _CallKind("function_call", "fc", "arguments", "function_call_arguments")
+_CUSTOM = _CallKind("custom_tool_call", "ctc", "input", "custom_tool_call_input")
 
 
 class _Logprobs:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
+from serve_app.api.custom_tools import ChatCompletionTool, declared_tools
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import error_body
 from serve_app.api.openai_chat import (
@@ -23,7 +24,6 @@ from serve_app.api.openai_chat import (
 from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.request_images import ImageReader
 from serve_app.api.tenant import tenant_id
-from serve_app.api.tools import Tool, declared
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.messages.tasks import (
@@ -47,7 +47,7 @@ class TokenizeBody(Body):
     messages: Items[ChatCompletionMessage] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: Items[Tool] = Field(default_factory=list)
+    tools: Items[ChatCompletionTool] = Field(default_factory=list)
     continue_final_message: bool = False
     chat_template: Any = unserved()
     mm_processor_kwargs: Any = unserved()
@@ -101,7 +101,7 @@ class Tokenization:
         return Conversation(
             await self.images.messages(model, unread, tenant=tenant_id(request)),
             variables=template_variables(body.chat_template_kwargs),
-            tools=await self.bodies.convert(request, declared, body.tools),
+            tools=await self.bodies.convert(request, declared_tools, body.tools),
             reply=reply_start(body.add_generation_prompt, body.continue_final_message),
         )
 

@@ -1,10 +1,10 @@
 """How a request lets the model call tools: `tool_choice`, parallel calls, and strict schemas."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.grammars.constraint import CallRule
+from model_zoo.grammars.constraint import CallRule, OutputForm
 from model_zoo.grammars.json_schema import check_references
 from runtime.errors import RequestError
 
@@ -33,6 +33,8 @@ def openai_choice(value: Any) -> ToolChoice:
             return ToolChoice(required=True)
         case {"type": "function", "function": {"name": str(name)}}:
             return ToolChoice((name,), required=True)
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return ToolChoice((name,), required=True)
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]},
@@ -51,13 +53,13 @@ def responses_choice(value: Any) -> ToolChoice:
     match value:
         case None | "auto" | "none" | "required":
             return openai_choice(value)
-        case {"type": "function", "name": str(name)}:
+        case {"type": "function" | "custom", "name": str(name)}:
             return ToolChoice((name,), required=True)
         case {
             "type": "allowed_tools",
             "mode": ("auto" | "required") as mode,
             "tools": [*tools],
-        } if all(_names_function(tool) for tool in tools):
+        } if all(_names_tool(tool) for tool in tools):
             return ToolChoice(tuple(tool["name"] for tool in tools), required=mode == "required")
     raise RequestError(
         'field "tool_choice" must be none, auto, required, {"type": "function", "name": ...} or '
@@ -66,12 +68,18 @@ def responses_choice(value: Any) -> ToolChoice:
 
 
 def call_rule(
-    tools: Sequence[Tool], choice: ToolChoice, *, strict: Sequence[str], parallel: bool
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    strict: Sequence[str],
+    parallel: bool,
+    inputs: Mapping[str, OutputForm] | None = None,
 ) -> CallRule | None:
     """The rule for calls of `tools`; None if nothing has to be enforced.
 
     `strict`: the names of tools whose calls must follow their schemas even if the model decides
-    whether to call. Raises RequestError for choices of tools that are not declared.
+    whether to call. `inputs`: the forms of the inputs of custom tools, which are strict. Raises
+    RequestError for choices of tools that are not declared.
     """
     declared = [tool["function"]["name"] for tool in tools]
     names = tuple(declared if choice.names is None else choice.names)
@@ -83,6 +91,8 @@ def call_rule(
             )
     if choice.required and not names:
         raise RequestError(f'field "{choice.field}" requires a call, but "tools" declares no tool')
+    inputs = inputs or {}
+    strict = (*strict, *inputs)
     held = names if choice.required else tuple(name for name in strict if name in names)
     limited = len(names) < len(declared)
     if not names or not (held or limited or not parallel):
@@ -91,12 +101,13 @@ def call_rule(
         if tool["function"]["name"] in held:
             check_references(f"tools[{index}]", tool["function"]["parameters"])
     field = choice.field if choice.required or limited else "tools"
-    return CallRule(names, held, choice.required, parallel, field)
+    forms = tuple((name, inputs[name]) for name in held if name in inputs)
+    return CallRule(names, held, choice.required, parallel, field, forms)
 
 
-def _names_function(tool: Any) -> bool:
+def _names_tool(tool: Any) -> bool:
     match tool:
-        case {"type": "function", "name": str()}:
+        case {"type": "function" | "custom", "name": str()}:
             return True
     return False
 
@@ -105,6 +116,8 @@ def _allowed(index: int, tool: Any) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return name
     raise RequestError(
-        f'field "tool_choice.allowed_tools.tools[{index}]" must name a function of "tools"'
+        f'field "tool_choice.allowed_tools.tools[{index}]" must name a tool of "tools"'
     )

@@ -13,8 +13,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArguments
 from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.chat_model import Prompt
-from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
+from model_zoo.grammars.constraint import CUSTOM_INPUT, CallRule, OutputForm, OutputKind
 from model_zoo.grammars.json_schema import compilable, place_of_error
+from model_zoo.grammars.lark_regex import regex_of
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
@@ -176,6 +177,7 @@ def _any_call(prompt: Conversation, output: OutputForm | None) -> CallRule:
 def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
     """Raises RequestError for a schema that is not valid."""
     arguments: dict[str, Any] = {}
+    inputs = dict(rule.inputs)
     for index, tool in enumerate(prompt.tools):
         name = tool["function"]["name"]
         if name not in rule.tools:
@@ -183,9 +185,32 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
         arguments[name] = {"type": "object"}
         if name in rule.strict:
             arguments[name] = {**tool["function"]["parameters"], "type": "object"}
+            field = f"tools[{index}]"
+            if name in inputs:
+                arguments[name], field = _of_input(inputs[name]), inputs[name].field
             source = json.dumps(arguments[name])
-            _checked(OutputForm(OutputKind.JSON_SCHEMA, source, f"tools[{index}]"))
+            _checked(OutputForm(OutputKind.JSON_SCHEMA, source, field))
     return AllowedCalls(arguments, required=rule.required, parallel=rule.parallel)
+
+
+def _of_input(form: OutputForm) -> dict[str, Any]:
+    """The schema of the arguments of a custom tool whose input has a form."""
+    try:
+        lark = form.kind is OutputKind.LARK
+        regex = regex_of(form.source) if lark else _unanchored(form.source)
+    except GrammarError as error:
+        raise RequestError(f'field "{form.field}" cannot be enforced: {error}') from None
+    text = {"type": "string", "pattern": f"^(?:{regex})$"}
+    closed = {"required": [CUSTOM_INPUT], "additionalProperties": False}
+    return {"type": "object", "properties": {CUSTOM_INPUT: text}, **closed}
+
+
+def _unanchored(regex: str) -> str:
+    """A regular expression without the anchors at its ends, because it matches whole texts."""
+    body = regex.removeprefix("^")
+    before = body.removesuffix("$")
+    escaped = (len(before) - len(before.rstrip("\\"))) % 2
+    return body if escaped else before
 
 
 def _field(task: ChatTask) -> str:

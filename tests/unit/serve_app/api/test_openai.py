@@ -264,8 +264,8 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": ["x"]}]}, "must be an object with a type"),
     ({"messages": [{"role": "function", "content": "x"}]}, 'is "function", which is not served'),
     (
-        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
-        '"tools[0].type" is "custom"; it must be \'function\'',
+        {"tools": [{"type": "web_search"}]},
+        "\"tools[0].type\" is \"web_search\"; it must be 'function' or 'custom'",
     ),
     (
         {"tools": [{"function": {"name": "a b"}}]},

@@ -277,7 +277,7 @@ BAD_CHOICES = [
     (CHAT, {**AB, "tool_choice": "sometimes"}, 'field "tool_choice" must be none, auto, required'),
     (CHAT, {**AB, "tool_choice": {"type": "custom"}}, 'field "tool_choice" must be none, auto'),
     (CHAT, {**AB, "tool_choice": {"type": "function", "function": {"name": "c"}}}, 'the tool "c"'),
-    (CHAT, AB | allowed("auto", {"type": "mcp"}), "allowed_tools.tools[0]\" must name a function"),
+    (CHAT, AB | allowed("auto", {"type": "mcp"}), "allowed_tools.tools[0]\" must name a tool"),
     (CHAT, AB | allowed("required"), "requires a call"),
     (CHAT, STRAY, 'field "tools[0]": "$ref" at "/properties/a"'),
     (CHAT, {"tools": [tool("a", strict="yes")]}, 'field "tools[0].function.strict" must be'),

@@ -231,7 +231,7 @@ async def test_a_reply_without_text_has_no_items():
 
 def encoder() -> ResponseEncoder:
     facts = {"id": "resp_" + "0" * 32, "reasoning": {"summary": None}}
-    return ResponseEncoder(facts, ReplyReader(), {})
+    return ResponseEncoder(facts, ReplyReader(), {}, frozenset())
 
 
 def test_a_reply_that_reaches_its_limit_is_incomplete():
