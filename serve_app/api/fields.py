@@ -63,9 +63,11 @@ class Objects:
     known: Mapping[str, Any]
 
 
-def harmless() -> Any:
-    """A field that cannot change the response: parsed and ignored."""
-    return Field(default=None, description="Ignored: it cannot change the response.")
+def harmless(alias: str | None = None) -> Any:
+    """A field that cannot change the response: parsed and ignored. `alias`: its name, if that is
+    a keyword of Python."""
+    ignored = "Ignored: it cannot change the response."
+    return Field(default=None, alias=alias, description=ignored)
 
 
 def unserved(*neutral: Any, empty_object_means_on: bool = False) -> Any:

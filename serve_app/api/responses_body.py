@@ -43,6 +43,7 @@ class ResponseFunction(Body):
     strict: bool = False
     defer_loading: Any = harmless()
     output_schema: Any = harmless()
+    asynchronous: Any = harmless(alias="async")
     allowed_callers: Any = harmless()
 
 
@@ -91,6 +92,7 @@ class ResponsesBody(Body):
     metadata: dict[str, str] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
     background: Any = unserved(False)
+    background_options: Any = harmless()
     conversation: Any = unserved()
     prompt: Any = unserved()
     context_management: Any = unserved()

@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 from openai.types import responses as types
+from openai.types.responses import custom_tool_param, namespace_tool_param, response_create_params
+from openai.types.shared_params import Reasoning
 from pydantic import BaseModel, TypeAdapter
 
 from model_zoo.chat.formats.reply_format import format_of
@@ -17,6 +19,12 @@ from runtime.engine.request import FinishReason
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.api.refusals import refusal
 from serve_app.api.reply_reader import ReplyReader
+from serve_app.api.responses_body import (
+    ReasoningSettings,
+    ResponsesBody,
+    ResponseTool,
+    TextSettings,
+)
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.config.options import Options
 from serve_app.messages.tasks import ChatDelta, ReplyOpening, Truncation
@@ -310,6 +318,24 @@ async def test_fields_without_effect_here_are_accepted():
         user="u",
         previous_response_id=None,
     )
+
+
+def test_every_field_of_the_official_client_is_known():
+    for known, *kinds in (
+        (ResponsesBody, response_create_params.ResponseCreateParamsStreaming),
+        (ReasoningSettings, Reasoning),
+        (TextSettings, types.ResponseTextConfigParam),
+        (
+            ResponseTool,
+            types.FunctionToolParam,
+            custom_tool_param.CustomToolParam,
+            namespace_tool_param.NamespaceToolParam,
+            namespace_tool_param.ToolFunction,
+        ),
+    ):
+        names = {field.alias or name for name, field in known.model_fields.items()}
+        for kind in kinds:
+            assert not kind.__annotations__.keys() - names
 
 
 @pytest.mark.parametrize(
