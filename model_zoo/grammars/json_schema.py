@@ -24,6 +24,9 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Formats that llguidance enforces. By the specification, others may be treated as annotations.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "$comment")
+# Addresses of the format begin with no dot and have no two in a row, which Zod's pattern repeats.
+_EMAIL_LOOK_AHEAD = r"^(?!\.)(?!.*\.\.)"
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
 # As in llama.cpp, white space is limited: small models may never stop writing it.
 _OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
@@ -123,12 +126,19 @@ def compilable(schema: Any, *, merged: bool = False) -> Any:
     As in llama.cpp, an object with properties may have no others unless the schema allows them;
     otherwise models may add them without end.
     """
-    changed = _mapped(_mapped(schema, _without_annotations), _with_integers)
+    changed = _mapped(_mapped(simplified(schema), _without_annotations), _with_integers)
     if not _combines(changed):
         changed = _mapped(changed, closed)
     if not isinstance(changed, dict):
         return changed
     return {**changed, "x-guidance": _MERGED if merged else _OPTIONS}
+
+
+def simplified(schema: Any) -> Any:
+    """An equal schema without some keywords that grammars do not have and libraries write often:
+    names of members that a pattern or a list allows (`propertyNames`), `unevaluatedProperties`
+    where nothing else evaluates any, and the look-ahead of patterns that repeat `format: email`."""
+    return _mapped(schema, _simplified)
 
 
 def rebased(schema: Any, pointer: str) -> Any:
@@ -182,6 +192,48 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
         elif key in _MAPS and isinstance(value, dict):
             changed[key] = {name: _mapped(each, change) for name, each in value.items()}
     return changed
+
+
+def _simplified(schema: Schema) -> Schema:
+    if "propertyNames" in schema:
+        schema = _with_named_members(schema)
+    evaluating = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef")
+    if "unevaluatedProperties" in schema and not any(key in schema for key in evaluating):
+        others = schema["unevaluatedProperties"]
+        schema = {key: value for key, value in schema.items() if key != "unevaluatedProperties"}
+        schema.setdefault("additionalProperties", others)
+    pattern = schema.get("pattern")
+    if schema.get("format") == "email" and isinstance(pattern, str):
+        begin, _, rest = pattern.partition(_EMAIL_LOOK_AHEAD)
+        schema = {**schema, "pattern": f"^{rest}"} if not begin and rest else schema
+    return schema
+
+
+def _with_named_members(schema: Schema) -> Schema:
+    """A schema whose `propertyNames` are any texts, a list of texts, or the texts of a pattern,
+    without this keyword; others stay as they are."""
+    names = schema["propertyNames"]
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    if names is True:
+        return rest
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return schema
+    demands = names.keys() - {"type", *_ANNOTATIONS}
+    if not demands:
+        return rest
+    if any(key in schema for key in ("properties", "patternProperties")) or len(demands) > 1:
+        return schema
+    others = rest.get("additionalProperties", {})
+    match names:
+        case {"enum": [*listed]} if all(isinstance(name, str) for name in listed):
+            members: Schema = {"properties": dict.fromkeys(listed, others)}
+        case {"const": str(name)}:
+            members = {"properties": {name: others}}
+        case {"pattern": str(pattern)}:
+            members = {"patternProperties": {pattern: others}}
+        case _:
+            return schema
+    return {**rest, **members, "additionalProperties": False}
 
 
 def _without_annotations(schema: Schema) -> Schema:

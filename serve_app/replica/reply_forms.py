@@ -14,7 +14,7 @@ from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArgumen
 from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CUSTOM_INPUT, CallRule, OutputForm, OutputKind
-from model_zoo.grammars.json_schema import compilable, place_of_error
+from model_zoo.grammars.json_schema import compilable, place_of_error, simplified
 from model_zoo.grammars.lark_regex import regex_of
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -184,7 +184,7 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
             continue
         arguments[name] = {"type": "object"}
         if name in rule.strict:
-            arguments[name] = {**tool["function"]["parameters"], "type": "object"}
+            arguments[name] = {**simplified(tool["function"]["parameters"]), "type": "object"}
             field = f"tools[{index}]"
             if name in inputs:
                 arguments[name], field = _of_input(inputs[name]), inputs[name].field

@@ -1,6 +1,7 @@
 """Parts of schemas, references, annotations, and the place of an error."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -13,7 +14,7 @@ from model_zoo.grammars.json_schema import (
     place_of_error,
     rebased,
 )
-from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check
+from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check, followed
 from runtime.errors import GenerationFailedError, RequestError
 from tests.byte_tokenizer import ByteTokenizer
 from tests.patience import HANG_S
@@ -225,3 +226,55 @@ def test_annotations_do_not_prevent_compilation_and_options_are_ours() -> None:
     }
     assert error_of(schema) is None
     assert error_of({**schema, "not": {}}) is not None
+
+
+ANYTHING = {"additionalProperties": {"type": "integer"}}
+NAMED = [
+    ({"propertyNames": True, **ANYTHING}, ['{"x": 1}'], ['{"x": "1"}']),
+    ({"propertyNames": {"type": "string", "title": "T"}}, ['{"x": 1}'], ["[]"]),
+    (
+        {"propertyNames": {"type": "string", "enum": ["a", "b"]}, "required": ["a"], **ANYTHING},
+        ['{"a": 1}', '{"a": 1, "b": 2}'],
+        ["{}", '{"a": 1, "c": 2}', '{"a": "1"}'],
+    ),
+    ({"propertyNames": {"const": "a"}}, ["{}", '{"a": []}'], ['{"b": 1}']),
+    ({"propertyNames": {"pattern": "^x-"}, **ANYTHING}, ['{"x-a": 1}'], ['{"a": 1}']),
+    ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}']),
+    ({"unevaluatedProperties": {"type": "integer"}}, ['{"a": 1}'], ['{"b": "1"}']),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), NAMED)
+def test_keywords_that_libraries_write_are_replaced_by_equal_ones(schema, good, bad) -> None:
+    schema = {"type": "object", **schema}
+    found = followed(compilable(schema), [*good, *bad])
+    assert found == [True] * len(good) + [False] * len(bad)
+    for text, accepted in zip([*good, *bad], found, strict=True):
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) is accepted
+
+
+def test_zods_pattern_of_email_addresses_is_enforced_beside_the_format() -> None:
+    pattern = (
+        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+        r"[A-Za-z]{2,}$"
+    )
+    schema = {"type": "string", "format": "email", "pattern": pattern}
+    texts = ["a.b@c.org", "A+1@x-y.example", ".a@c.org", "a..b@c.org", "a#b@c.org", "a@c", "a@c.o1"]
+    found = followed(compilable(schema), [json.dumps(text) for text in texts])
+    assert found == [re.fullmatch(pattern, text) is not None for text in texts]
+    assert found == [True] * 2 + [False] * 5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"minLength": 2}},
+        {"propertyNames": {"enum": ["a", 1]}},
+        {"propertyNames": {"enum": ["a"]}, "properties": {"a": {}}},
+        {"propertyNames": False},
+        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
+        {"pattern": r"^(?!\.)(?!.*\.\.)a"},
+    ],
+)
+def test_other_uses_of_these_keywords_are_refused(schema) -> None:
+    assert error_of({"type": ["object", "string"], **schema}) is not None
