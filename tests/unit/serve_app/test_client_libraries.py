@@ -9,7 +9,7 @@ import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings, custom_tool
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -121,6 +121,29 @@ async def test_langchain_calls_tools_and_sends_their_results(model):
     assert (told.role, told.content) == ("tool", ANSWERED)
     (told,) = TurnRules().adapted([called, told])[1:]
     assert told.tool_name == "weather"
+
+
+async def test_langchain_calls_custom_tools_and_sends_their_results():
+    @custom_tool(format={"type": "grammar", "syntax": "regex", "definition": "[a-z ]+"})
+    def shout(text: str) -> str:
+        """Shouts."""
+        return text.upper()
+
+    called = ('<tool_call>{"name": "shout", "arguments": {"input": "hel', 'lo"}}</tool_call>')
+    replica = ScriptedReplica(called, called, TEXT)
+    async with served(replica) as url:
+        llm = chat_openai(url, use_responses_api=True).bind_tools([shout])
+        reply = await llm.ainvoke(QUESTION)
+        pieces = [piece async for piece in llm.astream(QUESTION)]
+        streamed = pieces[0]
+        for piece in pieces[1:]:
+            streamed += piece
+        result = await shout.ainvoke(streamed.tool_calls[0])
+        await llm.ainvoke([HumanMessage(QUESTION), streamed, result])
+    assert [call["args"] for call in reply.tool_calls] == [{"__arg1": "hello"}]
+    _, call, told = replica.prompts[2].messages
+    assert call.tool_calls[0].arguments == {"input": "hello"}
+    assert (told.content, told.tool_call_id) == ("HELLO", call.tool_calls[0].id)
 
 
 @pytest.mark.parametrize("responses", [False, True])
