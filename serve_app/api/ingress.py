@@ -35,7 +35,7 @@ from serve_app.api.keys import ApiKey
 from serve_app.api.limits import Limiter, Limits
 from serve_app.api.models import Models
 from serve_app.api.monitoring import Monitoring
-from serve_app.api.observing import ObserveRequests, Telemetry
+from serve_app.api.observing import ID_HEADERS, ObserveRequests, Telemetry
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
@@ -170,7 +170,7 @@ def _middleware(options: IngressOptions, limiter: Limiter) -> list[Middleware]:
             allow_origin_regex=origins,
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("Retry-After", *RATE_LIMIT_HEADERS),
+            expose_headers=("Retry-After", *ID_HEADERS, *RATE_LIMIT_HEADERS),
             allow_private_network=True,
         ),
         Middleware(CheckRequests, checks=_checks(options, origins)),

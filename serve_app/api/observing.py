@@ -24,6 +24,7 @@ from serve_app.telemetry.spans import Span, SpanKind, Spans
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
 ANTHROPIC_HEADER = "request-id"
+ID_HEADERS = (HEADER, ANTHROPIC_HEADER)
 # Names of protocols by prefix of the path; the first match counts.
 _PROTOCOLS = (
     ("/v1/messages", "anthropic"),

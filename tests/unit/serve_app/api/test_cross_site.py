@@ -171,6 +171,7 @@ async def test_pages_can_read_errors_of_every_kind(monkeypatch):
         assert answer.status_code == 503 and "retry-after" in answer.headers
         exposed = answer.headers["access-control-expose-headers"].split(", ")
         assert {"Retry-After", "x-ratelimit-remaining-tokens"} <= set(exposed)
+        assert {"x-request-id", "request-id"} <= set(exposed)
         monkeypatch.setattr("serve_app.api.fields.BodyReader.read", lambda *_: 1 / 0)
         assert await status("POST", "/api/chat", json=CHAT) == 500
 
