@@ -142,7 +142,11 @@ class AnthropicMessages:
         own = options.stop if body.stop_sequences is not None else None
         shown = body.thinking is None or body.thinking.display != "omitted"
         encoder = MessageEncoder(
-            body.model, ReplyReader(prompt.tools), own or (), shows_thinking=shown
+            body.model,
+            ReplyReader(prompt.tools),
+            own or (),
+            max_tokens=options.max_tokens,
+            shows_thinking=shown,
         )
         return Reply(self.backend.generate(task), encoder, stream=body.stream)
 

@@ -35,8 +35,8 @@ _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessageEncoder:
-    """One message, streamed or whole. `reader` separates its parts. Without `shows_thinking`, the
-    blocks of thinking are empty.
+    """One message, streamed or whole. `reader` separates its parts. `max_tokens`: the limit of the
+    request; None if it has none. Without `shows_thinking`, the blocks of thinking are empty.
 
     A tool call is sent when it is complete: a block cannot be withdrawn, and a malformed call is
     text.
@@ -50,9 +50,11 @@ class MessageEncoder:
         reader: ReplyReader,
         stop_sequences: tuple[str, ...] = (),
         *,
+        max_tokens: int | None = None,
         shows_thinking: bool = True,
     ) -> None:
         self._stop_sequences = stop_sequences
+        self._max_tokens = max_tokens
         self._shows_thinking = shows_thinking
         self._id = f"msg_{secrets.token_hex(_ID_BYTES)}"
         self._model = model
@@ -148,7 +150,9 @@ class MessageEncoder:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.matched}
         reason = "tool_use" if self._collected.calls else "end_turn"
         if delta.finish is FinishReason.LENGTH:
-            reason = "max_tokens"
+            most, usage = self._max_tokens, delta.usage
+            full = usage is not None and most is not None and usage.completion_tokens < most
+            reason = "model_context_window_exceeded" if full else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _message(self, blocks: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:

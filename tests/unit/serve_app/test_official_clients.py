@@ -196,3 +196,16 @@ async def test_a_chat_goes_on_when_the_context_is_full(replica, shift):
     assert comma
     numbers = json.loads(complete + "]")
     assert all(isinstance(each, int) and 0 <= each <= 999 for each in numbers)
+
+
+async def test_a_message_that_fills_the_context_says_so(replica):
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+    form = {"format": {"type": "json_schema", "schema": numbers}}
+    body = {"model": "demo", "messages": QUESTION, "output_config": form}
+    async with clients(replica) as to:
+        cut, full = [
+            (await to.raw.post("/v1/messages", json=body | {"max_tokens": most})).json()
+            for most in (2, 4096)
+        ]
+    assert (cut["stop_reason"], cut["usage"]["output_tokens"]) == ("max_tokens", 2)
+    assert full["stop_reason"] == "model_context_window_exceeded"

@@ -154,12 +154,19 @@ async def test_a_malformed_call_is_text(stream):
     assert text == "".join(BROKEN)
 
 
-def test_a_reply_that_reaches_its_limit_stops_for_max_tokens():
+@pytest.mark.parametrize(
+    ("most", "reason"), [(3, "max_tokens"), (4, "model_context_window_exceeded")]
+)
+def test_a_reply_that_reaches_its_limit_or_fills_the_context_says_so(most, reason):
     delta = ChatDelta("Hello", (1,), finish=FinishReason.LENGTH, usage=USAGE)
-    whole = json.loads(MessageEncoder("demo", ReplyReader()).whole(delta))
-    assert whole["stop_reason"] == "max_tokens"
-    streamed = events(MessageEncoder("demo", ReplyReader()).piece(delta).decode())
-    assert streamed[-2]["delta"]["stop_reason"] == "max_tokens"
+
+    def encoder() -> MessageEncoder:
+        return MessageEncoder("demo", ReplyReader(), max_tokens=most)
+
+    whole = json.loads(encoder().whole(delta))
+    assert whole["stop_reason"] == reason
+    streamed = events(encoder().piece(delta).decode())
+    assert streamed[-2]["delta"]["stop_reason"] == reason
     assert streamed[0]["message"]["usage"]["cache_read_input_tokens"] == 4
 
 
