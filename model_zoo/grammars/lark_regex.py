@@ -8,7 +8,8 @@ Rust's.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from model_zoo.grammars.token_grammar import GrammarError
@@ -134,8 +135,9 @@ class _Grammar:
         self._known = known
         self._written: dict[str, str] = {}
         self._open: list[str] = []
+        self._levels = 0
         self._ignored = ""  # while what is ignored is read, which consists of terminals
-        ignored = [_Reader(body, self.named, "").all() for body in known.ignored]
+        ignored = [_Reader(body, self, "").all() for body in known.ignored]
         self._ignored = f"(?:{'|'.join(ignored)})*" if ignored else ""
 
     def start(self) -> str:
@@ -153,27 +155,33 @@ class _Grammar:
             )
         if name not in self._known.bodies:
             raise GrammarError(f'the grammar does not define "{name[:40]}"')
-        if len(self._open) == MAX_LEVELS:
-            raise GrammarError(f"the grammar has rules that are nested more than {MAX_LEVELS} deep")
         if name not in self._written:
             self._open.append(name)
             # As in llguidance, text is ignored after terminals, never within or before them.
             ignored = "" if _is_terminal(name) else self._ignored
-            self._written[name] = _Reader(self._known.bodies[name], self.named, ignored).all()
+            self._written[name] = _Reader(self._known.bodies[name], self, ignored).all()
             self._open.pop()
         return self._written[name]
+
+    @contextmanager
+    def level(self) -> Iterator[None]:
+        """A level of rules and groups within each other. Raises GrammarError for too many."""
+        if self._levels == MAX_LEVELS:
+            raise GrammarError(f"rules and groups are nested more than {MAX_LEVELS} deep")
+        self._levels += 1
+        yield
+        self._levels -= 1
 
 
 class _Reader:
     """Reads one definition. `ignored`: the expression of texts that are ignored after each
     terminal."""
 
-    def __init__(self, tokens: list[_Token], named: Callable[[str], str], ignored: str) -> None:
+    def __init__(self, tokens: list[_Token], grammar: _Grammar, ignored: str) -> None:
         self._tokens = tokens
         self._at = 0
-        self._named = named
+        self._grammar = grammar
         self._ignored = ignored
-        self._levels = 0
 
     def all(self) -> str:
         expression = self._alternatives()
@@ -189,13 +197,10 @@ class _Reader:
         return self._tokens[self._at - 1].text
 
     def _alternatives(self) -> str:
-        self._levels += 1
-        if self._levels > MAX_LEVELS:
-            raise GrammarError(f"a rule has groups that are nested more than {MAX_LEVELS} deep")
-        expression, several = self._sequence(), False
-        while self._next("|"):
-            expression, several = _limited(f"{expression}|{self._sequence()}"), True
-        self._levels -= 1
+        with self._grammar.level():
+            expression, several = self._sequence(), False
+            while self._next("|"):
+                expression, several = _limited(f"{expression}|{self._sequence()}"), True
         return f"(?:{expression})" if several else expression
 
     def _sequence(self) -> str:
@@ -227,9 +232,9 @@ class _Reader:
         self._at += 1
         match token.kind:
             case "name" if _is_terminal(token.text):
-                return f"{self._named(token.text)}{self._ignored}"
+                return f"{self._grammar.named(token.text)}{self._ignored}"
             case "name":
-                return self._named(token.text)
+                return self._grammar.named(token.text)
             case "string":
                 return f"{self._string(token.text)}{self._ignored}"
             case "regex":

@@ -115,6 +115,9 @@ BAD = {
     "start: A\n%import common.A": '"A" is not a served terminal',
     "start: A\n%declare A": "%declare is not served",
     f"start: {'(' * (MAX_LEVELS + 1)}": "nested more than 64 deep",
+    "start: r0\n" + "\n".join(f"r{n}: {'(' * 40}r{n + 1}{')' * 40}" for n in range(40)): (
+        "rules and groups are nested more than 64 deep"
+    ),
     "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(99)): "nested more than 64 deep",
     'start: r0\nr32: "a"\n' + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(32)): "32,768",
 }
