@@ -69,3 +69,11 @@ async def test_a_tool_runner_sends_whole_conversations_where_threads_are_not_ser
     assert refused.value.body["error"]["details"]["unsupported"] == ["thread"]
     roles = [message.role for message in replica.tasks[-1].prompt.messages]
     assert roles == ["user", "assistant", "tool"]
+
+
+async def test_the_official_client_knows_the_id_of_the_request():
+    async with anthropic_client(PretendReplica()) as client:
+        reply = await client.messages.create(**asked(), extra_headers={"x-request-id": "mine"})
+        listed = await client.models.list()
+    assert reply._request_id == "mine"
+    assert listed._request_id

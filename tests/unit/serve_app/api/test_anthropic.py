@@ -491,11 +491,3 @@ async def test_a_stream_that_fails_later_raises_in_the_official_client():
             async for event in stream:
                 text += event.delta.text if event.type == "content_block_delta" else ""
     assert text == "Hello"
-
-
-async def test_the_official_client_knows_the_id_of_the_request():
-    async with anthropic_client(PretendReplica()) as client:
-        reply = await client.messages.create(**asked(), extra_headers={"x-request-id": "mine"})
-        listed = await client.models.list()
-    assert reply._request_id == "mine"
-    assert listed._request_id
