@@ -137,7 +137,8 @@ def compilable(schema: Any, *, merged: bool = False) -> Any:
 def simplified(schema: Any) -> Any:
     """An equal schema without some keywords that grammars do not have and libraries write often:
     names of members that a pattern or a list allows (`propertyNames`), `unevaluatedProperties`
-    where nothing else evaluates any, and the look-ahead of patterns that repeat `format: email`."""
+    where nothing else evaluates any, `not` of all values, and the look-ahead of patterns that
+    repeat `format: email`."""
     return _mapped(schema, _simplified)
 
 
@@ -179,11 +180,14 @@ def place_of_error(
     return pointer
 
 
-def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+def _mapped(schema: Any, change: Callable[[Schema], Schema | bool]) -> Any:
     """The schema with each part of it changed."""
     if not isinstance(schema, dict):
         return schema
-    changed = dict(change(schema))
+    found = change(schema)
+    if isinstance(found, bool):
+        return found
+    changed = dict(found)
     for key, value in changed.items():
         if key in _SINGLE and isinstance(value, dict):
             changed[key] = _mapped(value, change)
@@ -194,7 +198,9 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     return changed
 
 
-def _simplified(schema: Schema) -> Schema:
+def _simplified(schema: Schema) -> Schema | bool:
+    if schema.get("not") in ({}, True):
+        return False
     if "propertyNames" in schema:
         schema = _with_named_members(schema)
     evaluating = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef")

@@ -184,7 +184,8 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
             continue
         arguments[name] = {"type": "object"}
         if name in rule.strict:
-            arguments[name] = {**simplified(tool["function"]["parameters"]), "type": "object"}
+            parameters = tool["function"]["parameters"]
+            arguments[name] = {**(simplified(parameters) or parameters), "type": "object"}
             field = f"tools[{index}]"
             if name in inputs:
                 arguments[name], field = _of_input(inputs[name]), inputs[name].field

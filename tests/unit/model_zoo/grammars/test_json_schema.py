@@ -37,7 +37,7 @@ def error_of(schema) -> str | None:
     ("schema", "place"),
     [
         ({"not": {}}, ""),
-        ({"properties": {"a": {"not": {}}}}, "/properties/a"),
+        ({"properties": {"a": {"not": {"type": "null"}}}}, "/properties/a"),
         (
             {"properties": {"a/b~%": {"items": {"uniqueItems": True}}}},
             "/properties/a~1b~0%/items",
@@ -46,7 +46,7 @@ def error_of(schema) -> str | None:
             {"properties": {"b": {}, "a": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}}},
             "/properties/a/anyOf/1",
         ),
-        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {}}}}, "/items"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {"const": 1}}}}, "/items"),
         ({"type": "object", "properties": {"a": {"type": "text"}}}, "/properties/a"),
     ],
 )
@@ -56,7 +56,7 @@ def test_an_error_is_located(schema, place) -> None:
 
 
 def test_the_search_for_an_error_ends_with_its_time() -> None:
-    schema = {"properties": {"a": {"not": {}}}}
+    schema = {"properties": {"a": {"not": {"type": "null"}}}}
     assert place_of_error(schema, error_of, limit_s=0) == ""
 
 
@@ -241,6 +241,12 @@ NAMED = [
     ({"propertyNames": {"pattern": "^x-"}, **ANYTHING}, ['{"x-a": 1}'], ['{"a": 1}']),
     ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}']),
     ({"unevaluatedProperties": {"type": "integer"}}, ['{"a": 1}'], ['{"b": "1"}']),
+    (
+        {"properties": {"a": {"anyOf": [{"not": {}}, {"type": "integer"}]}, "b": {"not": True}}},
+        ["{}", '{"a": 1}'],
+        ['{"a": "1"}', '{"b": 1}'],
+    ),
+    ({"properties": {"a": {}}, "additionalProperties": {"not": {}}}, ['{"a": 1}'], ['{"b": 1}']),
 ]
 
 

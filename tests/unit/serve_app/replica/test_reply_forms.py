@@ -227,7 +227,7 @@ async def test_what_cannot_be_compiled_is_refused(replica, kind, source, message
 
 
 async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> None:
-    bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {"type": "null"}}}}
     rule = CallRule(("f",), ("f",), required=True, parallel=False, field="tool_choice")
     with pytest.raises(RequestError, match=r'field "tools\[1\]" cannot be compiled: .*not'):
         await answer_of(replica, asked(None, tools=(ADD, bad), calls=rule))
