@@ -1,6 +1,7 @@
 """Structured output and forced calls of the official clients, against the demo model."""
 
 import json
+import re
 from typing import Literal
 
 import openai
@@ -48,6 +49,25 @@ async def test_openai_gets_the_call_that_it_requires(demo_replica, choice):
     (call,) = reply.choices[0].message.tool_calls
     assert call.function.name == "add" and reply.choices[0].finish_reason == "tool_calls"
     Sum.model_validate_json(call.function.arguments)
+
+
+async def test_openai_gets_the_input_of_a_custom_tool_in_the_form_of_its_grammar(demo_replica):
+    grammar = 'start: WORD ("," WORD){2}\nWORD: /"[a-z]{2,4}"/'
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    tool = {"type": "custom", "name": "say", "description": "Says it.", "format": form}
+    async with clients(demo_replica) as to:
+        reply = await to.oai.responses.create(
+            model="demo", input=QUESTION, tools=[tool], tool_choice="required",
+            parallel_tool_calls=False, max_output_tokens=200,
+        )  # fmt: skip
+        with pytest.raises(openai.BadRequestError, match='"start" refers to itself'):
+            endless = form | {"definition": 'start: "a" start?'}
+            await to.oai.responses.create(
+                model="demo", input=QUESTION, tools=[tool | {"format": endless}]
+            )
+    (call,) = reply.output
+    assert call.type == "custom_tool_call"
+    assert re.fullmatch('"[a-z]{2,4}"(,"[a-z]{2,4}"){2}', call.input)
 
 
 async def test_a_schema_that_cannot_be_compiled_is_refused_with_its_place(demo_replica):
