@@ -159,6 +159,11 @@ class BodyReader:
         unknown = partial(self._unknown, "option", "options.")
         return read_options(clamped(raw), unknown=unknown)
 
+    def leave_out(self, place: str) -> None:
+        """Reports a part of a body that has no effect, as unknown fields are: it is logged once, or
+        refused."""
+        self._unknown("field", "", place)
+
     def _check(self, body: BaseModel, place: str) -> None:
         """Handles unsupported and unknown fields of an object and of the objects in it."""
         for name in islice(body.model_extra or (), MOST_LOGGED):

@@ -51,7 +51,7 @@ class OpenAIResponses:
 
     async def create(self, request: Request) -> Response:
         body = await self.bodies.read(ResponsesBody, request)
-        body.check()
+        self._check(body)
         model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs = body.options(model), body.logprobs()
         tools = await self.bodies.convert(request, body.functions)
@@ -71,7 +71,7 @@ class OpenAIResponses:
     async def count(self, request: Request) -> Response:
         """The tokens of the prompt that the same request to /v1/responses would have."""
         body = await self.bodies.read(ResponsesBody, request)
-        body.check()
+        self._check(body)
         model = await self.backend.served(body.model, allowed_models(request))
         tools = await self.bodies.convert(request, body.functions)
         prompt, _ = await self._conversation(request, body, model, tools)
@@ -108,6 +108,11 @@ class OpenAIResponses:
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         listed = {"data": page, "first_id": first, "last_id": last, "has_more": more}
         return Response(msgspec.json.encode({"object": "list", **listed}), media_type=JSON)
+
+    def _check(self, body: ResponsesBody) -> None:
+        body.check()
+        for kind in body.left_out():
+            self.bodies.leave_out(f"tools[].type: {kind}")
 
     async def _conversation(
         self,

@@ -26,6 +26,8 @@ _INCLUDABLE = frozenset(
     | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
     | {"computer_call_output.output.image_url", "code_interpreter_call.outputs"}
 )
+# Tools of OpenAI's servers that agents offer in each request beside their own, such as Codex.
+_OFFERED = ("web_search", "web_search_preview", "image_generation")
 MAX_NAME_CHARACTERS = 256
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
@@ -155,6 +157,11 @@ class ResponsesBody(Body):
             raise RequestError(f'field "top_logprobs" needs "{LOGPROBS}" in "include"')
         return top if LOGPROBS in self.include else None
 
+    def left_out(self) -> list[str]:
+        """The types of tools of OpenAI's servers that are left out, because there are others."""
+        offered = [tool.type for tool in self.tools if tool.type in _OFFERED]
+        return offered if len(offered) < len(self.tools) else []
+
     def functions(self) -> tuple[dict[str, Any], ...]:
         """The tools as templates read them, unless the request forbids their use. Names of a
         namespace's tools begin with its own."""
@@ -185,7 +192,7 @@ class ResponsesBody(Body):
 
     def _placed(self) -> Iterator["_PlacedTool"]:
         """The tools, also those in namespaces."""
-        for index, tool in enumerate(self.tools):
+        for index, tool in self._kept():
             place = f"tools[{index}]"
             if tool.type == "namespace":
                 namespace = _name(place, tool)
@@ -193,6 +200,11 @@ class ResponsesBody(Body):
                     yield _PlacedTool(f"{place}.tools[{number}]", each, namespace)
             else:
                 yield _PlacedTool(place, tool)
+
+    def _kept(self) -> list[tuple[int, ResponseTool]]:
+        """The tools that are not left out, with their indices."""
+        left_out = frozenset(self.left_out())
+        return [each for each in enumerate(self.tools) if each[1].type not in left_out]
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
@@ -215,7 +227,7 @@ class ResponsesBody(Body):
             "temperature": options.temperature,
             "text": {"format": _shown_format(self.text.format)},
             "tool_choice": _shown_choice(self.tool_choice),
-            "tools": [_shown(tool) for tool in self.tools],
+            "tools": [_shown(tool) for _, tool in self._kept()],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": options.top_p,
             "truncation": self.truncation,

@@ -1,15 +1,16 @@
-"""What agents send and recognise in Anthropic's protocol, beyond the official client."""
+"""What agents send and recognise in protocols, beyond the official clients."""
 
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
 from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
-from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client
+from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client, openai_client
 
 TAGS = ReplyOpening(format_of("tools <tool_call>"))
 
@@ -77,3 +78,22 @@ async def test_the_official_client_knows_the_id_of_the_request():
         listed = await client.models.list()
     assert reply._request_id == "mine"
     assert listed._request_id
+
+
+async def test_codexs_offers_of_openais_tools_are_left_out_beside_its_own():
+    search = {"type": "web_search", "external_web_access": False, "search_content_types": ["text"]}
+    offered = [search, {"type": "image_generation", "output_format": "png"}]
+    own = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
+    replica = PretendReplica()
+    async with openai_client(replica) as client:
+        given = {"model": "demo", "input": "Hi"}
+        reply = await client.responses.create(**given, tools=[offered[0], own, offered[1]])
+        for kept in (offered, [offered[0], own, {"type": "file_search"}]):
+            with pytest.raises(openai.BadRequestError, match="which is not served"):
+                await client.responses.create(**given, tools=kept)
+    (task,) = replica.tasks
+    assert [tool["function"]["name"] for tool in task.prompt.tools] == ["shell"]
+    assert [tool.type for tool in reply.tools] == ["function"]
+    async with openai_client(replica, strict_fields=True) as client:
+        with pytest.raises(openai.BadRequestError, match="web_search"):
+            await client.responses.create(**given, tools=[{"type": "web_search"}, own])
