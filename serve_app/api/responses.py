@@ -2,7 +2,8 @@
 deletes stored ones."""
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from model_zoo.chat.messages import Message
-from runtime.errors import RequestError
+from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader, query_integer
 from serve_app.api.openai import error_body, openai_task
@@ -66,7 +67,9 @@ class OpenAIResponses:
         facts = body.facts(new_response_id(), options) | {"store": store}
         encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces(), body.custom())
         ending = self._storing(tenant_id(request), encoder, items) if store else None
-        return Reply(self.backend.generate(task), encoder, stream=body.stream, ending=ending)
+        deltas = self.backend.generate(task)
+        deltas = _begun_if_too_long(deltas) if body.stream else deltas
+        return Reply(deltas, encoder, stream=body.stream, ending=ending)
 
     async def count(self, request: Request) -> Response:
         """The tokens of the prompt that the same request to /v1/responses would have."""
@@ -147,6 +150,20 @@ class OpenAIResponses:
             await self.history.put(tenant, response)
 
         return store
+
+
+async def _begun_if_too_long(
+    deltas: AsyncGenerator[ChatDelta, None],
+) -> AsyncGenerator[ChatDelta, None]:
+    """The deltas, after an empty one if the prompt is too long: as OpenAI's, the stream begins and
+    fails then. Codex shortens a conversation only after such a stream."""
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                yield delta
+        except PromptTooLongError:
+            yield ChatDelta()
+            raise
 
 
 def _counted(delta: ChatDelta) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from runtime.engine.request import FinishReason, Usage
 from serve_app.api.custom_tools import input_of
 from serve_app.api.json_lines import on_one_line
 from serve_app.api.openai import StreamEncoder, logprob_entry
-from serve_app.api.refusals import Refusal
+from serve_app.api.refusals import CONTEXT_EXCEEDED, Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.responses_input import Item, item_id
 from serve_app.messages.tasks import ChatDelta, TokenLogprob
@@ -60,6 +60,11 @@ class ResponseEncoder(StreamEncoder):
         code = "rate_limit_exceeded" if refusal.status == 429 else refusal.code or "server_error"
         error = {"code": code, "message": refusal.compatible_message}
         events = self._begun() + self._output.close("incomplete")
+        if code == CONTEXT_EXCEEDED:
+            # As from OpenAI: the official client raises an exception for an event with a field
+            # `error`, and LangChain recognises the words.
+            error["message"] += "; it exceeds the context window"
+            events.append({"type": "error", **error, "param": "input", "error": error})
         response = self._response("failed") | {"error": error}
         return self._encoded([*events, {"type": "response.failed", "response": response}])
 

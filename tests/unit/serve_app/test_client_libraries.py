@@ -148,11 +148,14 @@ async def test_langchain_calls_custom_tools_and_sends_their_results():
 
 @pytest.mark.parametrize("responses", [False, True])
 async def test_langchain_recognises_a_conversation_that_must_be_shortened(responses):
-    replica = ScriptedReplica(TEXT)
+    replica = ScriptedReplica(TEXT, TEXT)
     replica.error = PromptTooLongError("the input length exceeds the context length")
     async with served(replica) as url:
         with pytest.raises(ContextOverflowError, match="exceeds the context length"):
             await chat_openai(url, use_responses_api=responses).ainvoke(QUESTION)
+        with pytest.raises(ContextOverflowError, match="exceeds the context"):
+            async for _ in chat_openai(url, use_responses_api=responses).astream(QUESTION):
+                pass
 
 
 async def test_langchain_shows_thinking():

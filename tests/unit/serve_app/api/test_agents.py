@@ -10,6 +10,8 @@ from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
 from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
+from tests.unit.serve_app.api.test_responses import events
+from tests.unit.serve_app.api.test_responses import post as posted
 from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client, openai_client
 
 TAGS = ReplyOpening(format_of("tools <tool_call>"))
@@ -97,3 +99,22 @@ async def test_codexs_offers_of_openais_tools_are_left_out_beside_its_own():
     async with openai_client(replica, strict_fields=True) as client:
         with pytest.raises(openai.BadRequestError, match="web_search"):
             await client.responses.create(**given, tools=[{"type": "web_search"}, own])
+
+
+async def test_codex_learns_that_a_prompt_is_too_long_from_a_stream_that_fails():
+    """After an error response it shortens nothing."""
+    replica = PretendReplica()
+    replica.error = PromptTooLongError("it has 9 tokens")
+    response = await posted(replica, stream=True)
+    assert response.status_code == 200
+    found = events(response.text, strict=False)
+    kinds = ["response.created", "response.in_progress", "error", "response.failed"]
+    assert [each["type"] for each in found] == kinds
+    error = found[-1]["response"]["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("prompt is too long: it has 9 tokens")
+    async with openai_client(replica) as client:
+        stream = await client.responses.create(model="demo", input="Hi", stream=True)
+        with pytest.raises(openai.APIError, match="context window") as raised:
+            _ = [event async for event in stream]
+    assert raised.value.code == "context_length_exceeded"

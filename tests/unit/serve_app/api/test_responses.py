@@ -443,18 +443,19 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response():
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "reported"),
     [
-        (OverloadedError("full"), "server_error"),
-        (PromptTooLongError("long"), "context_length_exceeded"),
+        (OverloadedError("full"), "server_error", []),
+        (PromptTooLongError("long"), "context_length_exceeded", ["error"]),
     ],
 )
-def test_a_stream_that_fails_before_its_first_delta_has_begun_too(error, code):
+def test_a_stream_that_fails_before_its_first_delta_has_begun_too(error, code, reported):
     # The status of a stream that waits is sent with its first heartbeat.
     found = events(encoder().broken(refusal(error)).decode(), strict=False)
     assert found[-1]["response"]["error"]["code"] == code
     assert [each["type"] for each in found] == [
         "response.created",
         "response.in_progress",
+        *reported,
         "response.failed",
     ]
