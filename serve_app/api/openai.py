@@ -338,7 +338,7 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
         "error": {
             "message": refusal.compatible_message,
             "type": refusal.kind or kinds.get(refusal.status, kind),
-            "param": None,
+            "param": refusal.field,
             "code": refusal.code,
         }
     }

@@ -19,6 +19,8 @@ UNAVAILABLE_RETRY_AFTER_S = 30
 # they must shorten a conversation.
 CONTEXT_EXCEEDED = "context_length_exceeded"
 TOO_LONG = "prompt is too long"
+# With this code and the field of an image, Codex removes the image from the conversation.
+INVALID_VALUE = "invalid_value"
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
@@ -54,6 +56,14 @@ class UnservedFieldError(RequestError):
         self.field = field
 
 
+class InvalidImageError(RequestError):
+    """The image in `field` is none, is too large, cannot be fetched, or the model has no vision."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class ResponseNotFoundError(RequestError):
     """The tenant has no stored response with the requested id."""
 
@@ -68,7 +78,7 @@ class Refusal:
 
     `closes`: the connection is closed after the response. `kind` and `code`: the
     `type` and `code` of OpenAI's error body, where the status does not determine them. `field`: the
-    field that is not served, if the request has one.
+    field that is refused, if the error knows it.
     """
 
     status: int
@@ -115,6 +125,8 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(404, str(error), kind="invalid_request_error")
         case UnservedFieldError(field=field):
             return Refusal(400, str(error), field=field)
+        case InvalidImageError(field=field):
+            return Refusal(400, str(error), code=INVALID_VALUE, field=field)
         case PreviousResponseError():
             return Refusal(400, str(error), code="previous_response_not_found")
         case PromptTooLongError():

@@ -18,6 +18,7 @@ from model_zoo.chat.recent_turns import kept_from, turn_starts
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
 from serve_app.api.image_fetching import ImageFetcher
+from serve_app.api.refusals import InvalidImageError
 from serve_app.config.settings import AppSettings, ImageUrlSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
@@ -120,7 +121,7 @@ class ImageReader:
         if not images:
             return []
         self.check_count(len(images))
-        await self._check_vision(model)
+        await self._check_vision(model, images[0].place)
         linked = {image.text: image for image in reversed(images) if image.linked}
         for image in linked.values():
             self._check_link(image)
@@ -137,25 +138,27 @@ class ImageReader:
         unlinked = iter(decoded)
         return [ImagePart(found[i.text] if i.linked else next(unlinked), i.place) for i in images]
 
-    async def _check_vision(self, model: ServedModel) -> None:
+    async def _check_vision(self, model: ServedModel, place: str) -> None:
         card = await self._backend.card(model)
         if VISION not in card.capabilities:
-            raise RequestError(
+            raise InvalidImageError(
+                place,
                 f"model '{model.name}' does not support images: this model is missing data "
                 "required for image input; leave them out, or choose one with the capability "
-                f'"{VISION}"'
+                f'"{VISION}"',
             )
 
     def _check_link(self, image: UnreadImage) -> None:
         if self._fetcher is None:
-            raise RequestError(
+            raise InvalidImageError(
+                image.place,
                 "image URLs are not currently supported, please use base64 encoded data instead "
-                f'(field "{image.place}")'
+                f'(field "{image.place}")',
             )
         try:
             self._fetcher.check(image.text)
         except RequestError as error:
-            raise RequestError(f'field "{image.place}": {error}') from None
+            raise InvalidImageError(image.place, f'field "{image.place}": {error}') from None
 
     async def _fetched(
         self, image: UnreadImage, tenant: str, total: "ImageTotal", times: int
@@ -167,7 +170,7 @@ class ImageReader:
                 image.text, tenant=tenant, received=lambda count: total.add(times * count)
             )
         except RequestError as error:
-            raise RequestError(f'field "{image.place}": {error}') from None
+            raise InvalidImageError(image.place, f'field "{image.place}": {error}') from None
         self._check(image.place, data)
         return data
 
@@ -180,20 +183,23 @@ class ImageReader:
         try:
             data = _from_base64(text)
         except ValueError as error:
-            raise RequestError(f'field "{image.place}" is not base64 data: {error}') from None
+            reason = f'field "{image.place}" is not base64 data: {error}'
+            raise InvalidImageError(image.place, reason) from None
         self._check(image.place, data)
         return data
 
     def _check(self, place: str, data: bytes) -> None:
         self._check_size(place, len(data))
         if not data.startswith(_MAGICS) and not webp.is_webp(data):
-            raise RequestError(f'field "{place}" is not a PNG, JPEG, WebP, GIF or BMP image')
+            reason = f'field "{place}" is not a PNG, JPEG, WebP, GIF or BMP image'
+            raise InvalidImageError(place, reason)
 
     def _check_size(self, place: str, size: int) -> None:
         if size > self._rules.most_bytes:
-            raise RequestError(
+            raise InvalidImageError(
+                place,
                 f'field "{place}" is an image of {size:,} bytes; at most '
-                f"{self._rules.most_bytes:,} are accepted. Scale it down or compress it more."
+                f"{self._rules.most_bytes:,} are accepted. Scale it down or compress it more.",
             )
 
 
@@ -202,16 +208,18 @@ def from_url(place: str, url: str) -> UnreadImage:
     if url[:5].lower() == "data:":
         head = _DATA_URI.match(url)
         if head is None:
-            raise RequestError(
+            raise InvalidImageError(
+                place,
                 f'invalid image input: field "{place}" is a data URI, but does not begin with '
-                '"data:image/…;base64,"'
+                '"data:image/…;base64,"',
             )
         return UnreadImage(place, url[head.end() :])
     if url[:8].lower().startswith(("http://", "https://")):
         return UnreadImage(place, url, linked=True)
-    raise RequestError(
+    raise InvalidImageError(
+        place,
         f'invalid image input: field "{place}" must be a URL that begins with "data:", "https://" '
-        'or "http://"'
+        'or "http://"',
     )
 
 

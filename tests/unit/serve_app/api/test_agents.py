@@ -10,9 +10,9 @@ from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
 from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
-from tests.unit.serve_app.api.test_responses import events
+from tests.unit.serve_app.api.test_responses import SEEING, URL, events
 from tests.unit.serve_app.api.test_responses import post as posted
-from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client, openai_client
+from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, anthropic_client, openai_client
 
 TAGS = ReplyOpening(format_of("tools <tool_call>"))
 
@@ -118,3 +118,18 @@ async def test_codex_learns_that_a_prompt_is_too_long_from_a_stream_that_fails()
         with pytest.raises(openai.APIError, match="context window") as raised:
             _ = [event async for event in stream]
     assert raised.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("card", "url"),
+    [(CARD, URL), (SEEING, URL + "%"), (SEEING, "data:image/png;base64,eHh4eHh4"), (SEEING, "x")],
+)
+async def test_codex_learns_which_image_of_a_result_it_must_remove(card, url):
+    """It replaces the image by a text and goes on, instead of failing in each further turn."""
+    call = {"type": "function_call", "call_id": "1", "name": "view_image", "arguments": "{}"}
+    output = [{"type": "input_text", "text": "See."}, {"type": "input_image", "image_url": url}]
+    items = [call, {"type": "function_call_output", "call_id": "1", "output": output}]
+    response = await posted(PretendReplica(), access={"card": card}, input=items)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "input[1].output[1].image_url")
