@@ -29,6 +29,7 @@ from serve_app.gateway.model_registry import ServedModel
 from serve_app.messages.tasks import Candidate, ChatDelta, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
+COMMENT = b":\n\n"  # of server-sent events
 # Other names of the roles of messages: OpenAI's newer name of the system.
 ROLES_BY_NAME = {"developer": "system"}
 
@@ -219,7 +220,10 @@ class StreamEncoder:
     """Server-sent events, and the error format of this protocol."""
 
     stream_type = EVENTS
-    heartbeat = b":\n\n"  # an SSE comment
+
+    @property
+    def heartbeat(self) -> bytes:
+        return COMMENT
 
     def broken(self, refusal: Refusal) -> bytes:
         return event(error_body(refusal))

@@ -50,7 +50,7 @@ class StreamForm(Protocol):
 
     @property
     def heartbeat(self) -> bytes:
-        """Bytes that a stream may send at any time and that clients ignore."""
+        """Bytes that the stream may send now and that clients ignore."""
 
     def broken(self, refusal: Refusal) -> bytes:
         """The end of a stream that failed after it had started."""
@@ -250,7 +250,7 @@ async def _send_stream(
     or the response (`refused`) if nothing has been sent."""
     failure: Exception | None = None
     head = _start(200, form.stream_type, {"cache-control": "no-cache"})
-    async with _Line(send, head, form.heartbeat, quiet_s=QUIET_S) as line:
+    async with _Line(send, head, lambda: form.heartbeat, quiet_s=QUIET_S) as line:
         try:
             async with aclosing(items):
                 async for item in items:
@@ -279,7 +279,7 @@ async def _send_single(
     even for an error.
     """
     head = _start(200, JSON, {})
-    async with _Line(send, head, b" ", quiet_s=quiet_s, heartbeat_s=HEARTBEAT_S) as line:
+    async with _Line(send, head, lambda: b" ", quiet_s=quiet_s, heartbeat_s=HEARTBEAT_S) as line:
         status, headers = 200, {}
         try:
             data = await body
@@ -303,7 +303,7 @@ class _Line:
         self,
         send: Send,
         head: Message,
-        heartbeat: bytes,
+        heartbeat: Callable[[], bytes],
         *,
         quiet_s: float,
         heartbeat_s: float | None = None,
@@ -339,7 +339,7 @@ class _Line:
         while True:
             await asyncio.sleep(wait_s)
             if not self._wrote:
-                await self.write(self._heartbeat)
+                await self.write(self._heartbeat())
                 wait_s = self._heartbeat_s
             self._wrote = False
 

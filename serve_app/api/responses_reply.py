@@ -13,7 +13,7 @@ from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
 from serve_app.api.custom_tools import input_of
 from serve_app.api.json_lines import on_one_line
-from serve_app.api.openai import StreamEncoder, logprob_entry
+from serve_app.api.openai import COMMENT, StreamEncoder, logprob_entry
 from serve_app.api.refusals import CONTEXT_EXCEEDED, Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.responses_input import Item, item_id
@@ -44,6 +44,15 @@ class ResponseEncoder(StreamEncoder):
         self._output = Output(facts["id"], namespaces, custom, summarised=summarised)
         self._created_at = int(time.time())
         self._sent = 0  # number of events
+
+    @property
+    def heartbeat(self) -> bytes:
+        """An event, because Codex gives up a stream in which there is none for five minutes."""
+        if self.final is not None:  # its event has been encoded, and no other may follow
+            return COMMENT
+        begun = self._begun()
+        again = {"type": "response.in_progress", "response": self._response("in_progress")}
+        return self._encoded(begun or [again])
 
     def piece(self, delta: ChatDelta) -> bytes:
         events = self._begun() + self._read(delta)

@@ -16,6 +16,8 @@ from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.messages.tasks import ChatDelta
 from tests.patience import HANG_S, settled, until
+from tests.unit.serve_app.api.test_responses import encoder as response_encoder
+from tests.unit.serve_app.api.test_responses import events
 
 ENCODERS = {
     "native": lambda: NativeEncoder("message"),
@@ -184,6 +186,25 @@ async def test_a_quiet_stream_gets_heartbeats(protocol, begun, monkeypatch):
     assert [message["type"] for message in server.sent].count("http.response.start") == 1
     assert server.status == 200
     assert read(protocol, server.text) == "one two"
+
+
+async def test_a_quiet_response_of_openais_repeats_an_event(monkeypatch):
+    """Codex gives up a stream in which there is no event for five minutes; comments are none."""
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    server, encoder = Server(), response_encoder()
+
+    async def deltas():
+        await until(lambda: server.text.count("event: response.in_progress") > 2)
+        yield ChatDelta("one")
+        before = server.text
+        await until(lambda: server.text.count("in_progress") > before.count("in_progress") + 2)
+        yield ChatDelta(" two", finish=FinishReason.STOP)
+
+    await answer(server, Reply(deltas(), encoder, stream=True))
+    found = [each["type"].removeprefix("response.") for each in events(server.text, strict=False)]
+    assert found[:3] == ["created", "in_progress", "in_progress"]
+    assert found[-1] == "completed"
+    assert encoder.heartbeat == b":\n\n"  # no event follows the last one
 
 
 def read(protocol: str, text: str) -> str:
