@@ -9,7 +9,7 @@ from starlette.types import Scope
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
 from serve_app.api.json_lines import EVENTS, encoded
-from serve_app.api.refusals import Refusal
+from serve_app.api.refusals import INVALID_VALUE, Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.messages.tasks import ChatDelta
 from serve_app.telemetry.request_context import current_request, request_id
@@ -26,6 +26,8 @@ _ERROR_TYPES = {
 _INVALID_REQUEST = frozenset({400, 405, 408, 415})
 # Clients send thinking back only if it has a signature. Nothing is signed here.
 _SIGNATURE = "unsigned"
+# By these words, Claude Code removes an image from the conversation.
+UNPROCESSABLE = "Could not process image"
 # By these details of a refused `thread`, tool runners recognise that they must send the whole
 # conversation in each request.
 THREAD = "thread"
@@ -177,7 +179,10 @@ def speaks_anthropic(scope: Scope) -> bool:
 def error_body(refusal: Refusal) -> dict[str, Any]:
     kind = "invalid_request_error" if refusal.status in _INVALID_REQUEST else "api_error"
     kind = _ERROR_TYPES.get(refusal.status, kind)
-    error: dict[str, Any] = {"type": kind, "message": refusal.compatible_message}
+    message = refusal.compatible_message
+    if refusal.code == INVALID_VALUE:
+        message = f"{UNPROCESSABLE}: {message}"
+    error: dict[str, Any] = {"type": kind, "message": message}
     if refusal.field == THREAD:
         error["details"] = _NO_THREADS
     context = current_request.get()

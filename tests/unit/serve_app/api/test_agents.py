@@ -9,7 +9,7 @@ import pytest
 from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import PromptTooLongError
 from serve_app.messages.tasks import ReplyOpening
-from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
+from tests.unit.serve_app.api.test_anthropic import IMAGE, USER, asked, task_of
 from tests.unit.serve_app.api.test_responses import SEEING, URL, events
 from tests.unit.serve_app.api.test_responses import post as posted
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, anthropic_client, openai_client
@@ -133,3 +133,14 @@ async def test_codex_learns_which_image_of_a_result_it_must_remove(card, url):
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["code"], error["param"]) == ("invalid_value", "input[1].output[1].image_url")
+
+
+async def test_claude_code_learns_that_it_must_remove_an_image():
+    read = {"type": "tool_use", "id": "t1", "name": "Read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}
+    turns = [{"role": "assistant", "content": [read]}, {"role": "user", "content": [result]}]
+    async with anthropic_client(PretendReplica()) as client:
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.create(**asked(messages=[*USER, *turns]))
+    message = refused.value.body["error"]["message"]
+    assert message.startswith("Could not process image: model 'demo' does not support images")
