@@ -45,6 +45,15 @@ class PromptTooLongError(RequestError):
     """The prompt is too long for the model's context."""
 
 
+class InvalidImageError(RequestError):
+    """An image is none, damaged or too large, cannot be fetched, or the model has no vision.
+    `field`: where the request has it; None if unknown."""
+
+    def __init__(self, field: str | None, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class TemplateLimitError(RequestError):
     """The chat template needs more time, memory or text than it may have."""
 

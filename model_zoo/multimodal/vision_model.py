@@ -13,7 +13,7 @@ from model_zoo.images.prepared import DIGEST_BYTES, ImageProcessor, outline_with
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import ImagePieces
-from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
+from runtime.errors import InvalidImageError, PromptTooLongError, RequestError, TooManyImagesError
 from runtime.vision.encoder import ImageOutline, PreparedImage, VisionTower
 
 # Of the first image on a CPU: those of about 200 x 200 pixels in most families.
@@ -134,9 +134,8 @@ def _placed_errors(part: ImagePart) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if part.place is None:
-            raise
-        raise type(error)(f'field "{part.place}": {error}') from None
+        place = "" if part.place is None else f'field "{part.place}": '
+        raise InvalidImageError(part.place, f"{place}{error}") from None
 
 
 def _too_many(shown: int, images: int, taken: int, at_most: int) -> PromptTooLongError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from runtime.errors import (
     CaravanError,
+    InvalidImageError,
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
@@ -53,14 +54,6 @@ class UnservedFieldError(RequestError):
 
     def __init__(self, field: str) -> None:
         super().__init__(f'field "{field}" is not served yet')
-        self.field = field
-
-
-class InvalidImageError(RequestError):
-    """The image in `field` is none, is too large, cannot be fetched, or the model has no vision."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
         self.field = field
 
 

@@ -16,9 +16,8 @@ from typing import Self
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat.recent_turns import kept_from, turn_starts
 from model_zoo.images import bmp, gif, jpeg, png, webp
-from runtime.errors import RequestError
+from runtime.errors import InvalidImageError, RequestError
 from serve_app.api.image_fetching import ImageFetcher
-from serve_app.api.refusals import InvalidImageError
 from serve_app.config.settings import AppSettings, ImageUrlSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel

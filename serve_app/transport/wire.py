@@ -29,6 +29,7 @@ from runtime.errors import (
     CaravanError,
     EngineDeadError,
     GenerationFailedError,
+    InvalidImageError,
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
@@ -156,10 +157,11 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """`kind`: the name of a class in runtime/errors.py."""
+    """`kind`: the name of a class in runtime/errors.py. `field`: that of an InvalidImageError."""
 
     kind: str
     message: str
+    field: str | None = None
 
 
 WireMessage = (
@@ -245,6 +247,8 @@ def decode(body: bytes | memoryview) -> WireMessage:
 
 def failed(error: Exception) -> Failed:
     """The reply to a request that failed. Texts of errors other than CaravanError are not sent."""
+    if isinstance(error, InvalidImageError):
+        return Failed(InvalidImageError.__name__, str(error), error.field)
     for kind in _SENT_ERRORS:
         if isinstance(error, kind):
             return Failed(kind.__name__, str(error))
@@ -252,5 +256,7 @@ def failed(error: Exception) -> Failed:
 
 
 def error_of(message: Failed) -> CaravanError:
+    if message.kind == InvalidImageError.__name__:
+        return InvalidImageError(message.field, message.message)
     kinds = {kind.__name__: kind for kind in _SENT_ERRORS}
     return kinds.get(message.kind, CaravanError)(message.message)

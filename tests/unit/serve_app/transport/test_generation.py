@@ -10,7 +10,7 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
-from runtime.errors import OverloadedError, PromptTooLongError, RequestError
+from runtime.errors import InvalidImageError, OverloadedError, PromptTooLongError, RequestError
 from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
@@ -129,6 +129,15 @@ async def test_errors_keep_their_type_and_their_text(error):
         replica.error = None
         assert merge(await collected(client, address)).text == "Hello, world"
         assert len(server._connections) == 1
+
+
+async def test_an_error_about_an_image_keeps_its_field():
+    replica = PretendReplica()
+    replica.error = InvalidImageError("messages[0].image", "it is damaged")
+    async with connected(replica) as (_, address, client):
+        with pytest.raises(InvalidImageError, match="it is damaged") as raised:
+            await collected(client, address)
+    assert raised.value.field == "messages[0].image"
 
 
 async def test_a_frame_beyond_the_limit_closes_the_connection():
