@@ -235,7 +235,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
     ):
         made = environment({**own, **own_variables}, http.port, files)
         server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *arguments],
+            [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *_CODE, *arguments],
             env={**made, **variables, **checked_environment(path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -264,24 +264,25 @@ def _serve(path: Path, *, verbose: bool) -> int:
 def run_arguments(
     path: Path, own: Mapping[str, str]
 ) -> Iterator[tuple[Sequence[str | Path], Mapping[str, str]]]:
-    """Arguments of `serve run`, and the variables of Ray's processes that the configuration states.
+    """Arguments of `serve run` that name Ray and the configuration, and the variables of Ray's
+    processes that the configuration states.
 
     `serve run` starts a Ray of its own, even beside one that runs here, unless `RAY_ADDRESS` names
     one. The variables are those of its nodes: from a `runtime_env`, Ray starts Python and imports
     itself in each process only to set them.
     """
     if _names_cluster(own):
-        yield [*_CODE, path], {}
+        yield [path], {}
         return
     config = dict(read_config(path))
     variables = _variables(config.pop("controller_options", None))
     if variables is None:
-        yield [*_CODE, "--address", "local", path], {}
+        yield ["--address", "local", path], {}
         return
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         written = Path(folder) / path.name
         written.write_text(yaml.safe_dump(config))
-        yield [*_CODE, "--address", "local", written], variables
+        yield ["--address", "local", written], variables
 
 
 def _names_cluster(own: Mapping[str, str]) -> bool:

@@ -296,13 +296,12 @@ def test_a_port_of_another_machine_is_not_checked_on_this_one(tmp_path, monkeypa
 
 
 QUICKSTART = Path("configs/quickstart.yaml")
-CODE = ("--app-dir", ROOT)
 
 
 def test_rays_own_processes_have_the_variables_of_the_configuration():
     stated = yaml.safe_load(QUICKSTART.read_text())
     with run_arguments(QUICKSTART, {}) as ([*options, path], variables):
-        assert options == [*CODE, "--address", "local"]
+        assert options == ["--address", "local"]
         written = yaml.safe_load(path.read_text())
     assert variables == SERVE_ENVIRONMENT == stated["controller_options"]["runtime_env"]["env_vars"]
     del stated["controller_options"]
@@ -311,7 +310,7 @@ def test_rays_own_processes_have_the_variables_of_the_configuration():
 
 def test_a_ray_that_runs_gets_the_configuration_as_it_is():
     with run_arguments(QUICKSTART, {"RAY_ADDRESS": "10.0.0.1:6379"}) as (arguments, variables):
-        assert (arguments, variables) == ([*CODE, QUICKSTART], {})
+        assert (arguments, variables) == ([QUICKSTART], {})
 
 
 @pytest.mark.parametrize(
@@ -329,7 +328,7 @@ def test_other_options_of_the_controller_are_left_to_serve(tmp_path, options):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"applications": [], "controller_options": options}))
     with run_arguments(path, {}) as (arguments, variables):
-        assert (arguments, variables) == ([*CODE, "--address", "local", path], {})
+        assert (arguments, variables) == (["--address", "local", path], {})
 
 
 def started(
@@ -369,6 +368,16 @@ def await_started(folder: Path, port: int) -> None:
     log = folder / "caravan" / f"serve-{port}.log"
     while "started" not in log.read_text():
         time.sleep(0.01)
+
+
+def test_serve_imports_this_code_whatever_the_working_directory_has(tmp_path):
+    port = free_port()
+    process = started(tmp_path, "import sys; print(sys.argv[1:7])", port)
+    process.stderr.read()
+    process.wait()
+    log = (tmp_path / "caravan" / f"serve-{port}.log").read_text()
+    module = ["-P", "-m", "serve_app.cli.ray_serve"]
+    assert str([*module, "run", "--app-dir", str(ROOT)]) in log
 
 
 @pytest.mark.parametrize(
