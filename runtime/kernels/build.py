@@ -13,15 +13,18 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.home_directory import expanded
+from runtime.kernels import build_failures
 from runtime.kernels.cpu_levels import LEVELS, Level, machine, usable_levels
 from runtime.mapped_removal import remove_unmapped
 
@@ -36,6 +39,7 @@ FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden
 _COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
 # Libraries that no process has loaded for so long are removed after a compilation.
 UNUSED_AGE_S = 7 * 24 * 3600.0
+_KNOWN = "as before; `python -m runtime.kernels.native` tries again"
 
 
 class NativeUnavailableError(Exception):
@@ -46,28 +50,41 @@ def built_library(
     *, flags: Sequence[str] = FLAGS, directory: Path | None = None, level: Level | None = None
 ) -> Path:
     """The library of the best instruction set (or of `level`), from a wheel or as this machine has
-    compiled it; otherwise it is compiled now. `directory`: the only place for compiled libraries,
-    by default the cache, else a temporary folder. Raises NativeUnavailableError, and
-    ConfigurationError as `usable_levels` does."""
+    compiled it; otherwise it is compiled now. A compiler that has failed lately for the same
+    sources is not tried again. `directory`: the only place for compiled libraries, by default the
+    cache, else a temporary folder. Raises NativeUnavailableError, and ConfigurationError as
+    `usable_levels` does."""
     places = _places(os.environ) if directory is None else [_Place(directory)]
-    usable, reasons = [*places], list[str]()
-    for each in usable_levels(os.environ) if level is None else (level,):
-        if found := _find(each, flags, places):
+    usable, reasons = [*places], dict[str, None]()
+    wanted = usable_levels(os.environ) if level is None else (level,)
+    for each in wanted:
+        found = _find(each, flags, places) or _compiled(each, flags, places, usable, reasons)
+        if found is not None:
             with contextlib.suppress(OSError):  # it may belong to another user
                 os.utime(found)  # by which `_remove_unused` finds that it is used
+            if reasons and each != wanted[0]:
+                text = "Using the CPU kernels for %s, because there are none for %s: %s"
+                _log.warning(text, each.name, wanted[0].name, "; ".join(reasons))
             return found
-        for compiler in _available_compilers(os.environ, each.machine):
-            if built := _compiled(compiler, each, flags, usable, reasons):
-                return built
     raise NativeUnavailableError("; ".join(reasons) or "there is no C compiler (gcc, cc or clang)")
 
 
 def would_compile() -> bool:
     """Whether `built_library` would compile, which takes 10 to 40 seconds of processor time."""
-    best = usable_levels(os.environ)[0]
-    if _find(best, FLAGS, _places(os.environ)):
-        return False
-    return bool(_available_compilers(os.environ, best.machine))
+    places = _places(os.environ)
+    for level in usable_levels(os.environ):
+        if _find(level, FLAGS, places):
+            return False
+        compilers = _available_compilers(os.environ, level.machine)
+        if any(_failure(compiler, level, FLAGS, places) is None for compiler in compilers):
+            return True
+    return False
+
+
+def forget_failures() -> None:
+    """Makes `built_library` try all compilers again."""
+    for place in _places(os.environ):
+        build_failures.forget(place.folder)
 
 
 def prebuild(folder: Path, environ: Mapping[str, str]) -> list[Path]:
@@ -108,25 +125,13 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
         # In English, for `_is_disk_full`, and without files on another disk.
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
         objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
-        running = [
-            subprocess.Popen(
-                [compiler, *options, "-c", str(_SOURCES / f"{o.stem}.c"), "-o", str(o)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment,
-            )
-            for o in objects
-        ]
-        try:
-            for process in running:
-                _, complaint = process.communicate(timeout=_COMPILE_TIMEOUT_S)
-                if process.returncode:
-                    raise subprocess.CalledProcessError(
-                        process.returncode, process.args, stderr=complaint
-                    )
-        finally:
-            for process in running:
-                process.kill()
+        _run_all(
+            [
+                [compiler, *options, "-c", str(_SOURCES / f"{o.stem}.c"), "-o", str(o)]
+                for o in objects
+            ],
+            environment,
+        )
         # Linked without OpenMP: its functions come from the runtime that torch loaded.
         built = Path(folder) / "kernels.so"
         command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
@@ -140,6 +145,35 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
     _remove_unused(directory)
     _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
     return target
+
+
+def _run_all(commands: Iterable[Sequence[str]], environment: Mapping[str, str]) -> None:
+    """Run compilers concurrently; the first one that fails ends the others."""
+    running = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # gcc does not end the processes that it starts
+        )
+        for command in commands
+    ]
+    with ThreadPoolExecutor(len(running)) as pool:
+        try:
+            for ended in as_completed([pool.submit(_wait, process) for process in running]):
+                ended.result()
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    _, complaint = process.communicate(timeout=_COMPILE_TIMEOUT_S)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args, stderr=complaint)
 
 
 def _remove_abandoned(directory: Path) -> None:
@@ -160,6 +194,7 @@ def _remove_unused(directory: Path) -> None:
         with contextlib.suppress(OSError):  # another process or user removes it
             if library.stat().st_mtime < oldest and remove_unmapped(library):
                 _log.info("Removed unused CPU kernels of an earlier version.")
+    build_failures.forget(directory, older_than_s=build_failures.COUNTS_FOR_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +212,16 @@ class _Place:
             found = sorted(self.folder.glob(f"{stem}-*.so")) if usable else []
             return next((path for path in found if path.name == _file_name(stem, path)), None)
         except OSError:  # no permission
+            return None
+
+    def failure(self, stem: str, compiler: str) -> str | None:
+        """Why the compiler cannot make the library whose name begins with `stem`, if it has failed
+        lately."""
+        try:
+            return (
+                build_failures.remembered(self.folder, stem, compiler) if self._is_safe() else None
+            )
+        except OSError:
             return None
 
     def obstacle(self) -> str | None:
@@ -221,21 +266,53 @@ def _find(level: Level, flags: Sequence[str], places: Iterable[_Place]) -> Path 
 
 
 def _compiled(
-    compiler: str, level: Level, flags: Sequence[str], places: list[_Place], reasons: list[str]
+    level: Level,
+    flags: Sequence[str],
+    places: Iterable[_Place],
+    usable: list[_Place],
+    reasons: dict[str, None],
 ) -> Path | None:
-    """The library, compiled into the first of `places` with space for it; None with a reason more
-    if that fails. Places that cannot be used or are full are removed from the list."""
-    for place in [*places]:
+    """The library, compiled by the first compiler that can; otherwise None, with more `reasons`."""
+    for compiler in _available_compilers(os.environ, level.machine):
+        if failure := _failure(compiler, level, flags, places):
+            reasons[f"{failure} ({_KNOWN})"] = None
+        elif built := _compiled_by(compiler, level, flags, usable, reasons):
+            return built
+    return None
+
+
+def _failure(
+    compiler: str, level: Level, flags: Sequence[str], places: Iterable[_Place]
+) -> str | None:
+    stem = _stem(level, flags)
+    failures = (place.failure(stem, compiler) for place in places)
+    return next((failure for failure in failures if failure), None)
+
+
+def _compiled_by(
+    compiler: str,
+    level: Level,
+    flags: Sequence[str],
+    usable: list[_Place],
+    reasons: dict[str, None],
+) -> Path | None:
+    """As `_compiled`, in the first of `usable` with space for the library. Places that cannot be
+    used or are full are removed from the list."""
+    for place in [*usable]:
         if obstacle := place.obstacle():
-            reasons.append(obstacle)
+            reasons[obstacle] = None
         else:
             try:
                 return compile_library(compiler, level, flags, place.folder)
             except (OSError, subprocess.SubprocessError) as error:
-                reasons.append(_reason(compiler, error))
+                reason = _reason(compiler, error)
                 if not _is_disk_full(error):
+                    reasons[reason] = None
+                    if isinstance(error, subprocess.SubprocessError):
+                        build_failures.remember(place.folder, _stem(level, flags), compiler, reason)
                     return None
-        places.remove(place)
+                reasons[f"{reason} ({place.folder})"] = None
+        usable.remove(place)
     return None
 
 

@@ -15,7 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.kernels.build import NativeUnavailableError, built_library, would_compile
+from runtime.kernels.build import (
+    NativeUnavailableError,
+    built_library,
+    forget_failures,
+    would_compile,
+)
 from runtime.kernels.openmp import openmp
 from runtime.kernels.recording import recordable
 from runtime.quant.formats.grids import all_grids
@@ -187,8 +192,10 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Compile the kernels if necessary; without a compiler, log the reason."""
+    """Compile the kernels if necessary, also if compilers have failed before; without a compiler,
+    log the reason."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    forget_failures()
     library()
 
 

@@ -1,11 +1,18 @@
 """Skips tests of the native kernels on machines without them."""
 
+import shutil
+
 import pytest
 
 from runtime.kernels.native import has_integer_products, kernel_level, library
 from runtime.kv.cache_types import CacheType
 
 NATIVE_TYPES = [type for type in CacheType if type is not CacheType.FP8]
+
+
+def need_compiler() -> None:
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        pytest.skip("no C compiler here")
 
 
 def require_native_kernels() -> None:
