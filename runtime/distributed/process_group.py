@@ -28,43 +28,52 @@ class ProcessRanks:
     On a CPU, sums are added in the order of ranks, so a row's bits do not depend on other rows.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, server: dist.TCPStore | None = None
+    ) -> None:
         self.rank, self.size, self._device = rank, size, device
+        self._server = server  # lives as long as the group
 
     @classmethod
     def leading(cls, rank_zero: RankZero, device: torch.device) -> "ProcessRanks":
         """The group of rank 0; all ranks have joined it.
 
         Raises the failure of another rank as soon as it is reported: `torch.distributed` waits for
-        a lost rank for minutes (Gloo) or forever (NCCL), so it joins on a thread of its own.
+        a lost rank for minutes (Gloo) or forever (NCCL), so it joins on a thread of its own. The
+        server of the store ends then, and with it the waiting of all ranks that its clients are.
         """
         _use_interface_of(rank_zero.address)
-        store = dist.TCPStore(
+        server = dist.TCPStore(
             rank_zero.address, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT
         )
-        rank_zero.send_json({"store": store.port})
+        port = server.port
+        rank_zero.send_json({"store": port})
 
         def join() -> None:
             try:
-                _join(store, 0, rank_zero.size, device)
+                _join(_store(rank_zero.address, port), 0, rank_zero.size, device)
             except Exception as error:
                 cause = rank_zero.cause_of(error)  # a failure that is known already remains
                 rank_zero.fail(EngineDeadError(f"Rank 0 cannot join the others: {cause}"))
 
         joining = threading.Thread(target=join, name="joining-ranks", daemon=True)
         joining.start()
-        rank_zero.receive_json()  # that they have joined
+        try:
+            rank_zero.receive_json()  # that they have joined
+        except BaseException:
+            del server  # which the exception would keep
+            raise
         joining.join()
         if not dist.is_initialized():
             rank_zero.check()
-        return cls(0, rank_zero.size, device)
+        return cls(0, rank_zero.size, device, server)
 
     @classmethod
     def following(cls, control_channel: ControlChannel, device: torch.device) -> "ProcessRanks":
         rank_info = control_channel.rank_info
         _use_interface_of(control_channel.address)
         port = int(control_channel.receive_json()["store"])
-        store = dist.TCPStore(rank_info.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
+        store = _store(rank_info.host, port)
         _join(store, rank_info.rank, rank_info.size, device)
         control_channel.send_json({"joined": True})
         return cls(rank_info.rank, rank_info.size, device)
@@ -129,6 +138,11 @@ class ProcessRanks:
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         dist.all_reduce(tensor, operation)
         return tuple(tensor.tolist())
+
+
+def _store(host: str, port: int) -> dist.TCPStore:
+    """A client of rank 0's store."""
+    return dist.TCPStore(host, port, is_master=False, timeout=_JOIN_TIMEOUT)
 
 
 def _join(store: dist.Store, rank: int, size: int, device: torch.device) -> None:

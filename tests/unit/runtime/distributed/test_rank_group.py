@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,16 +140,20 @@ def test_two_ranks_on_one_gpu_are_refused_by_its_name(joined) -> None:
         joined(CUDA, ["GPU-a", "GPU-b", "GPU-a"])
 
 
+Join = Callable[[int, Callable[[], None]], None]
+
+
 @pytest.fixture
-def joining(monkeypatch) -> Iterator[Callable[[Callable[[int], None]], None]]:
+def joining(monkeypatch) -> Iterator[Callable[[Join], None]]:
     """A function that forms a group of two ranks, each of which calls what it is passed, with its
-    number, where `torch.distributed` would join."""
+    number and a function that joins, where it would join by `torch.distributed`."""
     members = []  # one that is lost is reported in place of the failure
+    really_join = process_group._join
     with ExitStack() as ending:
 
-        def form(join: Callable[[int], None]) -> None:
+        def form(join: Join) -> None:
             def joined(store: Any, rank: int, size: int, device: torch.device) -> None:
-                join(rank)
+                join(rank, lambda: really_join(store, rank, size, device))
 
             monkeypatch.setattr(process_group, "_join", joined)
             rank_zero = ending.enter_context(closing(RankZero(HOST, 2)))
@@ -163,7 +168,7 @@ def test_the_failure_of_a_rank_that_joins_is_raised_while_rank_0_waits_for_it(jo
     """As NCCL's initialisation fails when a container has too little shared memory."""
     ended = threading.Event()
 
-    def join(rank: int) -> None:
+    def join(rank: int, really: Callable[[], None]) -> None:
         if rank:
             raise RuntimeError("NCCL needs more shared memory")
         ended.wait(HANG_S)
@@ -173,10 +178,26 @@ def test_the_failure_of_a_rank_that_joins_is_raised_while_rank_0_waits_for_it(jo
     ended.set()
 
 
+def test_rank_0_stops_joining_when_another_rank_has_failed(joining, monkeypatch) -> None:
+    monkeypatch.setattr(process_group, "STEP_TIMEOUT", timedelta(seconds=2 * HANG_S))
+
+    def join(rank: int, really: Callable[[], None]) -> None:
+        if rank:
+            raise RuntimeError("no memory")
+        really()
+
+    with pytest.raises(EngineDeadError, match=r"Rank 1 of 2: .*no memory"):
+        joining(join)
+    for thread in threading.enumerate():
+        if thread.name == "joining-ranks":
+            thread.join(HANG_S)
+            assert not thread.is_alive()
+
+
 def test_a_failure_of_rank_0_to_join_is_raised(joining, monkeypatch) -> None:
     monkeypatch.setattr(RankZero, "cause_of", lambda self, error: error)
 
-    def join(rank: int) -> None:
+    def join(rank: int, really: Callable[[], None]) -> None:
         if not rank:
             raise RuntimeError("no such interface")
 
