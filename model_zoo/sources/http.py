@@ -4,6 +4,7 @@ This wraps httpx to check each URL of a chain of redirects and give it its own c
 bodies, and to end connections that other threads are reading (`hang_up`).
 """
 
+import os
 import random
 import socket
 import time
@@ -12,19 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
+from model_zoo.sources.proxies import ProxiedTransport, is_loopback, trusted_certificates
 from runtime.errors import SourceError
 
 TIMEOUT = httpx.Timeout(30.0, connect=15.0)
 MAX_REDIRECTS = 5
-# Hosts that no proxy is asked for, as patterns of mounts of httpx clients.
-LOOPBACK_PATTERNS = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 MAX_CONNECTIONS = 32
 READ_DEADLINE_S = 120.0
 MAX_ATTEMPTS = 6
@@ -85,7 +84,8 @@ class Http:
 
     `insecure_host` may be unencrypted as well, and its certificate is not verified. `pausing` is
     called with the host at least once a second while a request waits to be repeated; an exception
-    that it raises ends the request.
+    that it raises ends the request. `environment`: has the proxies. ConfigurationError for a proxy
+    or certificates that cannot be used.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Http:
         insecure_host: str | None = None,
         first_pause_s: float = 0.5,
         pausing: Callable[[str], None] = lambda host: None,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._plain_hosts = plain_hosts
         self._pausing = pausing
@@ -103,17 +104,19 @@ class Http:
         self._first_pause_s = first_pause_s
         self._connections: WeakSet[Any] = WeakSet()
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
-        trusted = httpx.create_ssl_context()
-        direct = httpx.HTTPTransport(verify=trusted, limits=limits)
-        mounts = dict.fromkeys(LOOPBACK_PATTERNS, direct)
+        trusted = trusted_certificates()
+        mounts: dict[str, httpx.BaseTransport] = {}
         if self._insecure is not None:
             port = "" if self._insecure.port in (None, 80, 443) else f":{self._insecure.port}"
             unverified = httpx.HTTPTransport(verify=False, limits=limits)
             mounts[f"all://{self._insecure.host}{port}"] = unverified
         self._client = httpx.Client(
-            verify=trusted,
+            transport=ProxiedTransport(
+                environment,
+                lambda proxy: httpx.HTTPTransport(verify=trusted, limits=limits, proxy=proxy),
+            ),
+            trust_env=False,
             timeout=TIMEOUT,
-            limits=limits,
             mounts=mounts,
             headers={"accept-encoding": "identity", "user-agent": "caravan"},
         )
@@ -335,15 +338,6 @@ class Http:
 
 def _error_of(state: RetryCallState) -> BaseException | None:
     return None if state.outcome is None else state.outcome.exception()
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def same_origin(one: httpx.URL, other: httpx.URL) -> bool:

@@ -79,7 +79,7 @@ def pull(
     `progress` is called in the caller's thread. `insecure`: treats the registry as the
     `insecure_host` of `open_http`; the Hub, which may get a token, is never one.
     SourceError if the model is not available, StoreError if it cannot be stored; a later call
-    resumes.
+    resumes. ConfigurationError as of `Http`.
     """
     if insecure and isinstance(source, HubSource):
         raise SourceError(
@@ -130,6 +130,7 @@ def open_http(
         insecure_host=insecure_host,
         first_pause_s=first_pause_s,
         pausing=pausing,
+        environment=environment,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from model_zoo.sources.http import LOOPBACK_PATTERNS
+from model_zoo.sources.proxies import proxy_of, trusted_certificates
 from serve_app.cli.completion import served_models
 from serve_app.cli.server import CONNECT_S, Server, server_options
 from serve_app.cli.terminal import plain, print_error, print_pairs, print_table, print_title
@@ -200,7 +201,9 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
         headers=server.headers,
         timeout=httpx.Timeout(None, connect=CONNECT_S),
         limits=limits,
-        mounts=dict.fromkeys(LOOPBACK_PATTERNS, httpx.AsyncHTTPTransport(limits=limits)),
+        verify=trusted_certificates(),
+        proxy=proxy_of(httpx.URL(server.host), os.environ),
+        trust_env=False,
     ) as http:
         client = LoadClient(http, model, ignore_eos=given["ignore_eos"])
         if given["warm_up"]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import httpx
 
-from model_zoo.sources.http import LOOPBACK_PATTERNS
+from model_zoo.sources.proxies import proxy_of, trusted_certificates
 from runtime.errors import CaravanError
 
 DEFAULT_HOST = "http://localhost:8000"
@@ -30,19 +30,21 @@ class NotFound(ServerError):
 
 
 class Server:
-    """A server at `host`, with `key` if it has API keys. Answers have no time limit."""
+    """A server at `host`, with `key` if it has API keys. Answers have no time limit.
+
+    ConfigurationError for a proxy or certificates of the environment that cannot be used.
+    """
 
     def __init__(self, host: str, key: str | None) -> None:
         self.host = with_scheme(host)
         self.headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        trusted = httpx.create_ssl_context()
-        direct = httpx.HTTPTransport(verify=trusted)
         self._client = httpx.Client(
             base_url=self.host,
             headers=self.headers,
-            verify=trusted,
+            verify=trusted_certificates(),
+            proxy=proxy_of(httpx.URL(self.host), os.environ),
+            trust_env=False,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            mounts=dict.fromkeys(LOOPBACK_PATTERNS, direct),
             follow_redirects=False,
         )
 
