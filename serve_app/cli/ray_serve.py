@@ -1,7 +1,9 @@
 """Ray's command `serve`, whose processes import no modules of the working directory, which may be a
-downloaded model repository."""
+downloaded model repository, and are ended in order when this one is stopped."""
 
-import os.path
+import atexit
+import os
+import signal
 from pathlib import Path
 
 CODE = Path(__file__).parents[2]
@@ -13,7 +15,19 @@ def main() -> None:
     os.path.curdir = str(CODE)
     from ray.serve.scripts import cli
 
+    atexit.register(_end_undisturbed)  # called before the hook of Ray's import
     cli(prog_name="serve")
+
+
+def _end_undisturbed() -> None:
+    """Lets Ray's hook end all processes; if this one ended earlier, they would be killed with it,
+    and Ray's agents would stay for a minute.
+
+    A killed parent sends SIGTERM as often as it has threads (`end_with_parent`), each of which
+    would interrupt the hook. Three seconds after the first, Ray's own handler sends SIGALRM.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.alarm(0)
 
 
 if __name__ == "__main__":
