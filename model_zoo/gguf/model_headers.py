@@ -155,7 +155,9 @@ def _lock(file: BinaryIO) -> None:
 
 def _check_kind(path: Path, status: stat_result) -> None:
     if S_ISDIR(status.st_mode):
-        raise ModelFileError(f"{path}: is a directory, not a model file.")
+        is_checkpoint = (path / "config.json").is_file()
+        hint = " `caravan convert` writes one from its safetensors." if is_checkpoint else ""
+        raise ModelFileError(f"{path}: is a directory, not a model file.{hint}")
     if not S_ISREG(status.st_mode):
         raise ModelFileError(f"{path}: is not a regular file.")
     if status.st_size == 0:

@@ -91,10 +91,13 @@ def is_path(text: str) -> bool:
 
     Other texts without a scheme are names of models.
     """
-    if "://" in text:
-        return False
+    return is_written_as_path(text) or ("://" not in text and Path(text).is_file())
+
+
+def is_written_as_path(text: str) -> bool:
+    """Whether a text means a file even if there is none."""
     written_so = text.startswith((".", "/", "~")) or text.lower().endswith((".gguf", "/"))
-    return written_so or Path(text).is_file()
+    return written_so and "://" not in text
 
 
 def is_model_path(path: str) -> bool:

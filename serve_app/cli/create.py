@@ -11,6 +11,7 @@ from model_zoo.convert.recipes import RECIPES
 from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.gguf.split import further_parts
 from model_zoo.sources.pull import Progress
+from model_zoo.sources.reference import is_written_as_path
 from model_zoo.store import creation
 from model_zoo.store.definition import Definition
 from model_zoo.store.importing import import_file
@@ -103,7 +104,7 @@ class _Files:
         """The base of a FROM line: a path, or else the name of a model."""
         path = self._folder / expanded(stated)
         is_checkpoint = (path / "config.json").is_file()
-        if not (path.is_file() or is_checkpoint or stated.startswith((".", "/", "~"))):
+        if not (path.is_file() or is_checkpoint or is_written_as_path(stated)):
             return Definition(base=named_base(stated))
         if is_checkpoint:
             return Definition(files=self._convert(path))

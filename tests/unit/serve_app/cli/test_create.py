@@ -114,13 +114,21 @@ def test_only_blobs_of_models_remain(source, refused, tiny, store, tmp_path):
     assert bool(digests) != refused
 
 
+def test_a_folder_of_safetensors_is_no_model_file_but_can_be_converted(tmp_path):
+    write_tiny_folder(tmp_path / "checkpoint", TINY_LLAMA)
+    failed = run("show", f"{tmp_path}/checkpoint", status=1)
+    assert "is a directory, not a model file. `caravan convert` writes one" in failed.stderr
+
+
 def test_mistakes_are_one_line(tiny, store, tmp_path):
     same_name = tmp_path / "other" / tiny.name
     same_name.parent.mkdir()
     write_tiny_llama(same_name, type="Q8_0")
     for text, reported in [
         ("FROM nobody/here/too/long", "line 1: invalid model name"),
-        ("FROM ./nowhere.gguf", "nowhere.gguf"),
+        ("FROM ./nowhere.gguf", "nowhere.gguf: there is no such file"),
+        ("FROM nowhere.gguf", "nowhere.gguf: there is no such file"),
+        ("FROM models/Nowhere.GGUF", "models/Nowhere.GGUF: there is no such file"),
         ("FROM .", "is a directory"),
         (f"FROM {tiny}\nFROM {same_name}", f"two files with the name {tiny.name}; rename one"),
         (f"FROM {tiny}\nADAPTER .", "is a folder; ADAPTER needs a GGUF file"),
