@@ -26,8 +26,14 @@ def file_errors(verb: str, path: Path) -> Iterator[None]:
 def manifest_paths(root: Path, *, all_readable: bool = True) -> list[Path]:
     """The paths of manifests in a folder of them, ours or Ollama's; none if it does not exist.
     StoreError if a folder cannot be read, which `glob` would conceal; unless `all_readable`, only
-    if that is `root`, and the folders below it are left out."""
-    folders = _entries(root)
+    if that is `root`, and the folders below it are left out. Nor may `root`, or one above it, be a
+    file."""
+    try:
+        folders = list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise file_error("read", root, error) from error
     for _ in range(3):  # namespace, model, tag
         found: list[Path] = []
         for folder in folders:

@@ -41,6 +41,16 @@ def test_reading_does_not_create_the_store(store) -> None:
     assert not store.root.exists()
 
 
+@pytest.mark.parametrize("place", ["", "below"])
+def test_a_file_in_place_of_the_store_is_an_error(tmp_path, place) -> None:
+    (tmp_path / "file").write_text("x")
+    store = Store(tmp_path / "file" / place)
+    with pytest.raises(StoreError, match="cannot read: Not a directory"):
+        store.names()
+    with pytest.raises(StoreError, match="cannot read: Not a directory"):
+        store.find(ModelName.parse("a"))
+
+
 @pytest.mark.parametrize("denied", ["", "manifests"])
 def test_a_store_that_cannot_be_read_is_an_error(store, monkeypatch, denied) -> None:
     commit(store, "tiny", put(store, b"weights"))
