@@ -42,7 +42,7 @@ class LogWriter:
     becomes `previous_log`, and a new one begins.
 
     A line that cannot be written, for example because the disk is full, is lost; `warn` gets the
-    reason of the first one, or why the file cannot be created.
+    reason of the first one, or why the file cannot be created. `exists`: whether it could be.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class LogWriter:
         self._warn = warn
         self._limit_bytes = limit_bytes
         self._warned = False
+        self.exists = True
         self._file, self._bytes = self._first_file(), 0
         self._before = b""  # written before the next line
 
@@ -84,7 +85,7 @@ class LogWriter:
             previous_log(self._path).unlink(missing_ok=True)
             return _emptied(self._path)
         except OSError as error:
-            self._warned = True
+            self._warned, self.exists = True, False
             self._warn(
                 f"the log {self._path} cannot be written: {error.strerror}. The server starts "
                 "without it; XDG_STATE_HOME sets another folder"

@@ -1,16 +1,18 @@
-"""Folders of Ray and HAProxy that only this user can access, with short paths.
+"""Files of Ray and HAProxy that only this user can access, in folders with short paths.
 
 Unix limits the path of a socket to 107 bytes. They are in the folder for temporary files, or in
 /tmp where its path is too long.
 """
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from runtime.errors import ConfigurationError
+from runtime.home_directory import expanded
 from serve_app.haproxy import UnsafeError, take_directory
 
 # Ray adds "/ray/", the name of a session of up to 42 bytes and "/sockets/plasma_store".
@@ -18,6 +20,7 @@ LONGEST_OF_RAY = 107 - 68
 # Ray adds a slash, the id of a node of 56 bytes and "/admin.sock"; the supervisor and HAProxy use
 # "/admin.PID.PID.tmp".
 LONGEST_OF_HAPROXY = 107 - 83
+TOKEN_BYTES = 32
 
 
 def ray_folder(own: Mapping[str, str]) -> Path:
@@ -43,6 +46,22 @@ def ray_folder(own: Mapping[str, str]) -> Path:
             f"another one, of at most {LONGEST_OF_RAY} bytes."
         ) from error
     return folder
+
+
+def ray_token(own: Mapping[str, str]) -> dict[str, str]:
+    """The variable with a new token for a Ray that cannot keep one in the home directory, as where
+    that is read-only; nothing if it can, or if this environment states one."""
+    if own.get("RAY_AUTH_TOKEN") or own.get("RAY_AUTH_TOKEN_PATH"):
+        return {}
+    try:
+        file = expanded("~/.ray/auth_token")
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=file.parent):
+                pass
+    except (OSError, ConfigurationError):
+        return {"RAY_AUTH_TOKEN": secrets.token_hex(TOKEN_BYTES)}
+    return {}
 
 
 @contextmanager

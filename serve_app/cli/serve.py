@@ -35,7 +35,7 @@ from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
-from serve_app.cli.ray_folders import haproxy_folder, ray_folder
+from serve_app.cli.ray_folders import haproxy_folder, ray_folder, ray_token
 from serve_app.cli.ray_serve import CODE
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.shared_options import without_models
@@ -225,7 +225,9 @@ def _serve(path: Path, *, verbose: bool) -> int:
     http = http_options(read_config(path))
     log = log_path(own, http.port)
     report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
-    own_variables = {} if _names_cluster(own) else {"RAY_TMPDIR": str(ray_folder(own))}
+    own_variables = {}
+    if not _names_cluster(own):
+        own_variables = {"RAY_TMPDIR": str(ray_folder(own)), **ray_token(own)}
     if http.host == "::":
         own_variables[IPV6_VARIABLE] = "1"
     with (
@@ -233,6 +235,8 @@ def _serve(path: Path, *, verbose: bool) -> int:
         run_arguments(path, own) as (arguments, variables),
         haproxy_folder() as files,
     ):
+        if not writer.exists:
+            report.log = None
         made = environment({**own, **own_variables}, http.port, files)
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *_CODE, *arguments],

@@ -52,14 +52,14 @@ class _Failure:
 class StartReport:
     """Shows the progress of a start, then warnings and errors. `models`: those that start at once;
     without any, models are loaded when they are requested. `verbose`: also shows all output as it
-    is, without bars.
+    is, without bars. `log`: the file with all output; None if it cannot be written.
 
     Use as a context manager; `read` gets each line of output. `failed`: the server cannot start,
     but Serve keeps it running.
     """
 
     def __init__(
-        self, *, address: str, models: frozenset[str], log: Path, verbose: bool = False
+        self, *, address: str, models: frozenset[str], log: Path | None, verbose: bool = False
     ) -> None:
         self._address = address
         self._verbose = verbose
@@ -68,7 +68,7 @@ class StartReport:
         self._waiting = set(models)
         self._served_models = set(models)
         self._on_demand = not models
-        self._log = log
+        self.log = log
         self._begun = time.monotonic()
         self._ready = False
         self._kept: list[str] = []
@@ -87,7 +87,8 @@ class StartReport:
         self.is_stopping = False
 
     def __enter__(self) -> Self:
-        self._say(f"starting Ray Serve, whose output is in {self._log}")
+        place = "" if self.log is None else f", whose output is in {self.log}"
+        self._say(f"starting Ray Serve{place}")
         if self._draws_bars:
             self._bars.add_task("starting", total=None)
             self._bars.start()
@@ -126,7 +127,7 @@ class StartReport:
         else:  # it was then stopped
             how = "could not start"
             reasons = [f"application {self._failure.name}: {self._failure.reason}"]
-        self._say(f"The server {how}. All of its output: {self._log}")
+        self._say(f"The server {how}. All of its output: {self.log or '`--verbose` shows it'}")
         for reason in reasons:
             self._say(shortened(reason, _LONGEST_LINE), problem=True)
 

@@ -227,6 +227,7 @@ def test_a_log_that_cannot_be_created_is_reported_once(tmp_path, obstacle):
     with LogWriter(path, warnings.append, limit_bytes=8) as writer:
         for i in range(9):
             writer.write(b"line %d\n" % i)
+    assert not writer.exists
     (warning,) = warnings
     assert f"the log {path} cannot be written: " in warning and "XDG_STATE_HOME" in warning
 

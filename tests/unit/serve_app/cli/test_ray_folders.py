@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ConfigurationError
-from serve_app.cli.ray_folders import haproxy_folder, ray_folder
+from serve_app.cli.ray_folders import haproxy_folder, ray_folder, ray_token
 from serve_app.cli.serve import environment
 from tests.unit.serve_app.proxy_configs import HIGHEST_PID, LONGEST_SOCKET_PATH, sockets_beside
 
@@ -63,3 +63,28 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
             ray_folder({})
     finally:
         folder.unlink()
+
+
+NO_HOME = "/proc/nobody"  # not even root can create it
+
+
+def test_where_ray_cannot_keep_a_token_it_gets_one_at_each_start(monkeypatch):
+    monkeypatch.setenv("HOME", NO_HOME)
+    tokens = [ray_token({})["RAY_AUTH_TOKEN"] for _ in range(2)]
+    assert len({*tokens}) == 2 and all(len(token) == 64 for token in tokens)
+
+
+@pytest.mark.parametrize("variable", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
+def test_a_token_of_the_user_is_kept(monkeypatch, variable):
+    monkeypatch.setenv("HOME", NO_HOME)
+    assert ray_token({variable: "x"}) == {}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_ray_keeps_its_token_in_the_home_directory(monkeypatch, tmp_path, kept):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if kept:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert ray_token({}) == {}
+    assert len([*(tmp_path / ".ray").iterdir()]) == kept

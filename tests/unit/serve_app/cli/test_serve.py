@@ -435,6 +435,14 @@ def test_a_server_whose_log_cannot_be_written_continues(tmp_path):
     assert process.wait() == 7
 
 
+def test_without_a_log_its_file_is_not_named(capsys):
+    report = StartReport(address="http://x", models=frozenset(), log=None)
+    with report:
+        report.ended(1)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "starting Ray Serve" and last.endswith("`--verbose` shows it")
+
+
 def test_standard_error_that_cannot_be_written_does_not_end_the_server(monkeypatch):
     report = StartReport(address="http://x", models=frozenset(), log=Path("x"), verbose=True)
     with suppress(OSError), open("/dev/full", "w") as full:  # closing it fails
