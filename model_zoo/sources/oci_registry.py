@@ -11,7 +11,7 @@ from model_zoo.sources.download import BlobLocation, RemoteModel
 from model_zoo.sources.http import Http, StatusError, same_origin
 from model_zoo.sources.reference import RegistrySource
 from model_zoo.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Manifest, ManifestLayer
-from model_zoo.store.model_name import ModelName
+from model_zoo.store.model_name import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName
 from runtime.errors import SourceError, SourceNotFoundError
 
 MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.oci.image.manifest.v1+json")
@@ -149,7 +149,20 @@ def _token_server(challenge: dict[str, str]) -> httpx.URL | None:
 def _refused(source: RegistrySource, status: int) -> SourceError:
     host = source.name.host
     if status == 404:
-        return SourceNotFoundError(f"{source}: {host} has no such model; check its name and tag.")
+        return SourceNotFoundError(
+            f"{source}: {host} has no such model; check its name and tag.{_hub_hint(source.name)}"
+        )
     if status in (401, 403):
-        return SourceNotFoundError(f"{source}: {host} has no such model, or it is private.")
+        return SourceNotFoundError(
+            f"{source}: {host} has no such model, or it is private.{_hub_hint(source.name)}"
+        )
     return SourceError(f"{source}: {host} answers with status {status}.")
+
+
+def _hub_hint(name: ModelName) -> str:
+    """For names that are written like repositories of the Hub."""
+    if name.host != DEFAULT_HOST or name.namespace == DEFAULT_NAMESPACE:
+        return ""
+    tag = "" if name.tag == DEFAULT_TAG else f":{name.tag}"
+    repository = f"hf://{name.namespace}/{name.model}{tag}"
+    return f" For a repository of the Hugging Face Hub, write {repository}."

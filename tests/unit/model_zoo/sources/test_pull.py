@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model_zoo.sources.http import Http
+from model_zoo.sources.http import Http, StatusError
 from model_zoo.sources.pull import PullProgress, pull
 from model_zoo.sources.reference import RegistrySource, parse_source
 from model_zoo.store.store import Store
@@ -271,3 +271,26 @@ def test_the_hubs_token_is_not_sent_to_registries(store) -> None:
     with serving(registry(tiny=LAYERS)) as server:
         fetch(from_registry(server), store, HF_TOKEN="hf_secret", HF_ENDPOINT="https://127.0.0.2")
         assert all("authorization" not in exchange.headers for exchange in server.exchanges)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("org/Tiny-GGUF:Q4_K_M", "write hf://org/Tiny-GGUF:Q4_K_M."),
+        ("org/Tiny-GGUF", "write hf://org/Tiny-GGUF."),
+        ("tiny", None),
+        ("hf.co/org/Tiny-GGUF", None),
+    ],
+)
+def test_the_name_of_a_repository_of_the_hub_is_explained(
+    monkeypatch, tmp_path, status, name, hint
+) -> None:
+    def refuse(http: Http, url: httpx.URL, **options: object) -> None:
+        raise StatusError(status)
+
+    monkeypatch.setattr(Http, "read", refuse)
+    with pytest.raises(SourceNotFoundError, match="has no such model") as refusal:
+        fetch(f"ollama://{name}", Store(tmp_path))
+    told = str(refusal.value)
+    assert told.endswith(hint) if hint else "hf://" not in told
