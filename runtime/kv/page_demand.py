@@ -1,7 +1,6 @@
 """How many more pages of a group a sequence needs, for a step and until it is computed."""
 
 from runtime.kv.page_group import FAR, PageGroup, PageOwner
-from runtime.kv.spec import pages_touched
 
 # Positions of a running stream in steps that have not retired, the planned one included.
 STREAM_IN_FLIGHT = 2
@@ -38,6 +37,8 @@ def _growth(group: PageGroup, owner: PageOwner, end: int, in_flight: int, page_t
     again when they leave its window."""
     held = group.held.get(owner)
     own = sum(group.owners[page] == 1 for page in held.pages) if held is not None else 0
-    window = pages_touched(group.kind.reach(end) - 1 + in_flight, page_tokens)
+    window = group.kind.pages_at_once(
+        owner.confirmed, end, in_flight=in_flight, page_tokens=page_tokens, images=owner.spans
+    )
     most = max(0, min(window, len(group.owners)) - own)
     return min(most, len(missing(group, owner, end, page_tokens)))

@@ -101,6 +101,12 @@ class CacheKind(Protocol):
     def reach(self, context_tokens: int) -> int:
         """The largest number of indices from the first visible one to the extent."""
 
+    def pages_at_once(
+        self, start: int, end: int, *, in_flight: int, page_tokens: int, images: Images = ()
+    ) -> int:
+        """An upper bound on the pages that a sequence holds at once while its positions [start,
+        end) are computed, at most `in_flight` of them in a step."""
+
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
         """Identifies the content of the indices [begin, end); None if the tokens determine it."""
 
@@ -147,6 +153,14 @@ class _Positions:
 
     def capacity(self, context_tokens: int) -> int:
         return context_tokens
+
+    def reach(self, context_tokens: int) -> int:
+        raise NotImplementedError
+
+    def pages_at_once(
+        self, start: int, end: int, *, in_flight: int, page_tokens: int, images: Images = ()
+    ) -> int:
+        return pages_touched(self.reach(end) - 1 + in_flight, page_tokens)
 
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
         return None
@@ -272,6 +286,18 @@ class Cross:
 
     def reach(self, context_tokens: int) -> int:
         return self.capacity(context_tokens)
+
+    def pages_at_once(
+        self, start: int, end: int, *, in_flight: int, page_tokens: int, images: Images = ()
+    ) -> int:
+        """What rows see changes where images start; the last step before that reaches furthest."""
+        starts = (image.start for image in images if image.cross_rows and start < image.start < end)
+        held = 0
+        for stop in (*starts, end):
+            first = self.first_visible(stop - 1, images) // page_tokens
+            extent = self.extent(min(stop - 1 + in_flight, end), images)
+            held = max(held, -(-extent // page_tokens) - first)
+        return held
 
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
         for block in self._blocks(images):

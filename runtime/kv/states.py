@@ -43,6 +43,11 @@ class Recurrent:
     def reach(self, context_tokens: int) -> int:
         return 1
 
+    def pages_at_once(
+        self, start: int, end: int, *, in_flight: int, page_tokens: int, images: Images = ()
+    ) -> int:
+        return 1
+
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
         raise AssertionError("checkpoints are named by their prefix")
 

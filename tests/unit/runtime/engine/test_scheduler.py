@@ -152,6 +152,28 @@ def test_a_preempted_sequence_runs_again_once_its_window_has_pages(pages: int) -
     cache_manager.check_idle()
 
 
+def test_a_preempted_sequence_runs_again_once_one_image_after_the_other_has_pages() -> None:
+    """Each stream keeps the two pages of an image; the preempted sequence has three images, each of
+    which is released when the next one begins."""
+    kinds = [Full(), Cross(3, 6, alignment=4)]
+    cache_manager = KVCacheManager(kinds, [18, 6], page_tokens=4, prefix_cache=False)
+    scheduler = Scheduler(cache_manager, slots=4, step_tokens=8, step_image_rows=24)
+
+    def images(*starts: int) -> tuple[ImageSpan, ...]:
+        return tuple(ImageSpan(at, 1, False, bytes([at]), cross_rows=6) for at in starts)
+
+    scheduler.add(request("a", 3, count=16, spans=images(0)))
+    scheduler.add(request("bb", 3, count=28, spans=images(0)))
+    scheduler.add(request("ccc", 30, count=9, spans=images(0, 10, 20)))
+    ended, resumed = list[str](), list[list[str]]()
+    while (plan := scheduler.plan()) is not None:
+        resumed += [list(ended) for load in plan.slot_loads if scheduler.preemptions]
+        for advance in scheduler.retire(plan, results(plan)):
+            ended += [advance.sequence.request.id] if advance.finish else []
+    assert scheduler.preemptions == 1 and resumed == [["a"]]
+    cache_manager.check_idle()
+
+
 def test_a_sequence_without_pages_is_tried_again_only_when_one_is_released(monkeypatch) -> None:
     scheduler, tried = scheduler_of(pages=6, step_tokens=100), list[str]()
     adopt = KVCacheManager.adopt

@@ -169,6 +169,25 @@ def test_no_sequence_holds_more_pages_than_its_cache_kind_states(seed) -> None:
             assert -(-kind.extent(end, images) // page_tokens) - first <= most
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_sequence_holds_no_more_pages_at_once_than_its_positions_and_images_demand(seed) -> None:
+    draw, images = random.Random(seed), []
+    kind = draw.choice([Full(), Sliding(6), Chunked(8), Symmetric(4), Recurrent(), Cross(4, 8)])
+    if draw.random() < 0.7:
+        kind = Cross(4, 8, lead_in=draw.random() < 0.5, alignment=4)
+        starts = sorted(draw.sample(range(30), draw.randint(0, 4)))
+        images = [image(at, draw.randint(1, 6), padding=draw.randint(0, 2)) for at in starts]
+    start, end, in_flight = draw.randrange(20), 30, draw.randint(1, 8)
+
+    def held(position: int) -> int:
+        pages = -(-kind.extent(min(position + in_flight, end), images) // 4)
+        return pages - kind.first_visible(position, images) // 4
+
+    sizes = {"in_flight": in_flight, "page_tokens": 4, "images": images}
+    bound, most = kind.pages_at_once(start, end, **sizes), max(map(held, range(start, end)))
+    assert bound == most if kind.by_image else bound >= most
+
+
 def test_a_window_longer_than_the_context_takes_no_more_than_the_context() -> None:
     layout = layout_of(Sliding(4096), Chunked(8192), Full())
     assert layout.held_pages(100, 64) == (25, 25, 25)
