@@ -150,7 +150,7 @@ class Scheduler:
             rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
             assert rows <= self._step_image_rows, f"{rows} image rows"
         if sequence.resumes:
-            self._resuming.appendleft(sequence)
+            self._resuming.append(sequence)
         else:
             self._arriving.add(request.tenant, sequence, request.priority)
         return sequence

@@ -153,6 +153,14 @@ def test_a_request_that_was_running_elsewhere_precedes_waiting_ones() -> None:
     list(scheduler.retire(plan, results(plan)))
 
 
+def test_requests_that_were_running_elsewhere_resume_in_the_order_of_their_arrival() -> None:
+    """All those of a lost replica arrive at once."""
+    scheduler = scheduler_of(slots=1)
+    for name in ("a", "bb", "ccc"):
+        scheduler.add(request(name, 3, resume=ResumeState((8,))))
+    assert [each.request.id for each in scheduler.waiting] == ["a", "bb", "ccc"]
+
+
 def test_a_request_that_was_waiting_elsewhere_waits_behind_local_ones() -> None:
     scheduler = scheduler_of(slots=1)
     scheduler.add(request("a", 3, count=1))
