@@ -24,7 +24,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
-from runtime.worker.model import Batch, KVCache
+from runtime.worker.model import Batch, KVCache, RowForm
 from runtime.worker.recorded_steps import StepOutput
 from runtime.worker.runner import DeviceRunner
 from runtime.worker.sampler import Drawn, Draws, Sampler, TokenMasks
@@ -88,13 +88,13 @@ class StubSampler(Sampler):
 class StubRecorder:
     """A `StepRecorder` with the rows of CUDA graphs."""
 
-    drawn_rows = 0
+    drawn_rows = most_span_rows = 0
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most_rows = most
 
-    def rows(self, count: int) -> int | None:
-        return padded_rows(count, self._most)
+    def rows(self, form: RowForm, count: int) -> int | None:
+        return padded_rows(count, self.most_rows) if form is RowForm.ONE_EACH else None
 
     def record(self, computation: Callable[[], StepOutput]) -> tuple["StubRecording", StepOutput]:
         result = computation()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.kernels.attention import by_length, span_rows
 from runtime.kernels.native import address
-from runtime.worker.model import AttentionPlan, RowSpan
+from runtime.worker.model import AttentionPlan, RowForm, RowSpan
 
 # Rows that the twins compute at once.
 CHUNK = 64
@@ -27,7 +27,7 @@ class StepSpans:
     @classmethod
     def of(cls, plan: AttentionPlan, tokens: int) -> "StepSpans":
         """ValueError for a span beyond the `tokens` of the batch."""
-        if plan.one_row_each:
+        if plan.form is RowForm.ONE_EACH:
             return cls(tokens, None, plan.visible_end, plan.write_cell)
         if any(not 0 <= span.begin <= span.end <= tokens for span in plan.spans):
             raise ValueError(f"the plan has rows beyond the {tokens:,} of the batch")

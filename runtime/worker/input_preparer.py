@@ -18,7 +18,7 @@ from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import MOST_AXES, FeatureRows, Insertions, axes_of, plan_insertions
 from runtime.worker.logit_biases import BiasedRows
-from runtime.worker.model import ImageWrite
+from runtime.worker.model import ImageWrite, RowForm
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
@@ -89,9 +89,11 @@ class DeviceInputs:
     """The rows of one step, on the device; valid until the next step is prepared.
 
     rows: of the chunks, on the host. positions [rows] int64; row_slot [rows] int32.
-    one_row_each: one row and one output for each chunk, without images; the inputs of such steps
-    with the same number of rows have the same addresses. Additional rows are padding: position 0 of
-    the slot after the last one, attending to nothing; outputs are padded with row 0.
+    form: of rows that need nothing else of the host, as image features; each row of ONE_EACH, and
+    no other row than the last one of ONE_SPAN is an output. The inputs of such steps with the same
+    form and number of rows have the same addresses. Additional rows are padding: position 0 of the
+    slot after the last one, attending to nothing; outputs are padded with row 0, to one in
+    ONE_SPAN.
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
     then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
     draws_alone: each row draws a token, which depends on its logits alone.
@@ -100,7 +102,7 @@ class DeviceInputs:
     """
 
     rows: StepRows
-    one_row_each: bool
+    form: RowForm | None
     positions: Tensor
     axes: Tensor | None
     row_slot: Tensor
@@ -176,14 +178,19 @@ class _HostStep:
     decode: _DecodeStep | None = None
 
 
-def unpadded(count: int) -> int:
-    return count
+# The number of rows, with padding, of a step of this form with so many rows; None if its form makes
+# no difference.
+PaddedRows = Callable[[RowForm, int], int | None]
+
+
+def unpadded(form: RowForm, count: int) -> int | None:
+    return count if form is RowForm.ONE_EACH else None
 
 
 class InputPreparer:
     """Writes plans to a host buffer and uploads them; for CUDA to two pinned buffers in turn.
 
-    padded_rows: maps the number of sequences of a step with one row each to its number of rows.
+    room: steps of a form with up to so many rows have their inputs at the same addresses.
     """
 
     def __init__(
@@ -195,7 +202,8 @@ class InputPreparer:
         *,
         device: torch.device,
         position_axes: int = 1,
-        padded_rows: Callable[[int], int] = unpadded,
+        padded_rows: PaddedRows = unpadded,
+        room: int = 0,
     ) -> None:
         self._padded_rows = padded_rows
         self._kinds = layout.kinds
@@ -203,6 +211,8 @@ class InputPreparer:
         self._pool = pool
         self._sampler = sampler
         self._draws, self._slots = limits.draws, limits.slots
+        self._room = max(room, limits.draws)
+        assert self._room <= limits.step_tokens
         self._requests = SlotRequests(
             slots=limits.slots,
             vocab_size=sampler.vocab_size,
@@ -235,7 +245,7 @@ class InputPreparer:
         return PreparedStep(changes, inputs)
 
     def _write(self, buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> DeviceInputs:
-        rows, room = StepRows.of(chunks), self._draws
+        rows, room = StepRows.of(chunks), self._room
         plain = self._plain(rows)
         insertions, scored, pooled = _NOTHING
         if not plain.all():
@@ -244,25 +254,29 @@ class InputPreparer:
             scored, pooled = plan_scores(chunks, spans), plan_pooling(chunks, spans)
         drawing = self._drawing_order(rows)
         output_rows = [*(rows.ends[drawing] - 1).tolist(), *scored.rows, *pooled.rows]
-        single = len(chunks) == rows.count == len(output_rows) and not insertions.rows
-        count = self._padded_rows(len(chunks)) if single else rows.count
-        space = _Space(count, room, self._slots)
-        # In steps with up to `room` rows that all sample, these parts, and slots and positions of
-        # draws, are at the same offsets, where recordings read them.
+        form = None if insertions.rows else _form(rows, outputs=len(output_rows), plain=plain)
+        count = None if form is None else self._padded_rows(form, rows.count)
+        form = None if count is None else form
+        space = _Space(count or rows.count, room, self._slots)
+        # In steps of a form with up to `room` rows, these parts are at the same offsets, where
+        # recordings read them, and so are slots and positions of draws.
         positions, row_slot = _write_rows(buffer, rows, space)
         groups = tuple(
             _write_group(buffer, kind, chunks, rows, plain, space) for kind in self._kinds
         )
-        output_rows += [0] * (space.rows - len(output_rows) if single else 0)
+        if form is not None:
+            padded = space.rows if form is RowForm.ONE_EACH else 1
+            output_rows += [0] * (padded - len(output_rows))
         outputs = buffer.put(output_rows, _INT64, room=room)
         axes = self._write_axes(buffer, chunks, rows, plain, space) if self._axes > 1 else None
         image_rows = buffer.put(insertions.rows, _INT64)
         draws = self._write_draws(buffer, chunks, rows, drawing)
         constrained = self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()
-        alone = single and len(drawing) == len(chunks) and not constrained
+        each_draws = form is RowForm.ONE_EACH and len(drawing) == len(chunks)
+        alone = each_draws and not constrained
         return DeviceInputs(
             rows,
-            single,
+            form,
             positions,
             axes,
             row_slot,
@@ -282,7 +296,7 @@ class InputPreparer:
         """How the inputs, the last ones in the buffer, can be used again; None if they cannot."""
         rows, draws, axes = inputs.rows, inputs.draws, inputs.axes
         alike = rows.samples.all() and self._plain(rows).all()
-        if not (inputs.one_row_each and alike) or draws.reads_history:
+        if inputs.form is not RowForm.ONE_EACH or not alike or draws.reads_history:
             return None
         return _DecodeStep(
             self._requests.version,
@@ -416,6 +430,14 @@ def _lookback(sampling: SamplingParams, end: int) -> int:
     begin = 0 if sampling.repeat_penalty != 1.0 else sampling.counted_from
     within = max(0, end - begin)
     return within if sampling.repeat_last_n is None else min(sampling.repeat_last_n, within)
+
+
+def _form(rows: StepRows, *, outputs: int, plain: NDArray[np.bool_]) -> RowForm | None:
+    """The form of rows without image features. `plain`: as in `SlotRequests.plain_from`."""
+    chunks = len(rows.slots)
+    if chunks == rows.count == outputs:
+        return RowForm.ONE_EACH
+    return RowForm.ONE_SPAN if chunks == 1 < rows.count and plain.all() else None
 
 
 class _Space(NamedTuple):

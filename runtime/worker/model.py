@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +10,18 @@ from torch import Tensor
 
 from runtime.kv.cache_types import FLOAT_TYPES, CacheType
 from runtime.kv.spec import LayerCache
+
+
+class RowForm(Enum):
+    """A division of a step's rows into spans that follows from the number of rows alone.
+
+    ONE_EACH: each span is one row, the r-th span row r. ONE_SPAN: there is one span, of two rows or
+    more, from row 0 on. Rows of padding may follow, no or several ones in ONE_SPAN: kernels skip a
+    row that is alone in its slot among longer spans.
+    """
+
+    ONE_EACH = "one row of each sequence"
+    ONE_SPAN = "rows of one sequence"
 
 
 class RowSpan(NamedTuple):  # faster to create than a dataclass; each step creates many
@@ -51,7 +64,7 @@ class AttentionPlan:
     In a group with one state per sequence, write_cell [tokens] is the page of the state, and rows
     see position 0 if there is a state of earlier steps.
 
-    one_row_each: each span is one row, the r-th span row r, and `spans` must not be read.
+    form: if it is given, the spans follow from it, and `spans` must not be read.
     """
 
     page_table: Tensor
@@ -62,7 +75,7 @@ class AttentionPlan:
     spans: tuple[RowSpan, ...]
     image_writes: tuple[ImageWrite, ...] = ()
     after_image: Tensor | None = None
-    one_row_each: bool = False
+    form: RowForm | None = None
 
     def to(self, device: torch.device) -> "AttentionPlan":
         return replace(

@@ -1,6 +1,6 @@
-"""Decode steps that are recorded once for each number of rows and then repeated by one call: as
-calls of native kernels on a CPU, with head and draws if possible, and as CUDA graphs
-(`step_graphs`) on a GPU."""
+"""Steps that are recorded once for each number of rows and then repeated by one call: decode steps
+as calls of native kernels on a CPU, with head and draws if possible, and decode steps and short
+prompts as CUDA graphs (`step_graphs`) on a GPU."""
 
 import ctypes
 import logging
@@ -23,7 +23,7 @@ from runtime.kernels.recording import (
 from runtime.kv.spec import CacheLayout
 from runtime.worker import step_graphs
 from runtime.worker.input_preparer import DeviceInputs, StepLimits
-from runtime.worker.model import Batch, DecoderModel, KVCache
+from runtime.worker.model import Batch, DecoderModel, KVCache, RowForm
 from runtime.worker.sampler import Drawn
 
 # With more rows, a step takes so long that recording it gains little.
@@ -51,41 +51,48 @@ class StepRecording(Protocol):
 class StepRecorder(Protocol):
     """How computations are recorded on a device.
 
-    `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
-    padding; None if such steps are not recorded, as those of more than `most_rows`. `drawn_rows`:
-    the largest number of rows whose draws are recorded too. `record(computation)` runs the
-    computation and returns its recording and its result; raises NotRecordableError, with the result
-    if all of it has run, possibly after a part of it.
+    `rows(form, count)`: the number of rows of a recorded step of that form with `count` rows,
+    `count` or more with padding; None if such steps are not recorded, as those of more than
+    `most_rows`, or in ONE_SPAN of more than `most_span_rows`. `drawn_rows`: the largest number of
+    rows whose draws are recorded too, in ONE_EACH. `record(computation)` runs the computation and
+    returns its recording and its result; raises NotRecordableError, with the result if all of it
+    has run, possibly after a part of it.
     """
 
     @property
     def most_rows(self) -> int: ...
 
     @property
+    def most_span_rows(self) -> int: ...
+
+    @property
     def drawn_rows(self) -> int: ...
 
-    def rows(self, count: int) -> int | None: ...
+    def rows(self, form: RowForm, count: int) -> int | None: ...
 
     def record(self, computation: Callable[[], StepOutput]) -> tuple[StepRecording, StepOutput]: ...
 
 
 class _Key(NamedTuple):
-    """What the kernel calls of a step depend on: the number of its rows, and whether they draw."""
+    """What the kernel calls of a step depend on: the number of its rows, whether they draw, and
+    their form."""
 
     rows: int
     draws: bool
+    form: RowForm = RowForm.ONE_EACH
 
 
 class RecordedSteps:
-    """Computes steps; records those with one row and one output per span, whose inputs are at fixed
-    addresses. What follows from the inputs, such as the cells of rows, is computed inside the
-    recording; so are draws that depend on logits alone, if the recorder allows it.
+    """Computes steps; records those of a form, whose inputs are at fixed addresses. What follows
+    from the inputs, such as the cells of rows, is computed inside the recording; so are draws that
+    depend on logits alone, if the recorder allows it.
 
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
     and memory. What is not recordable is logged once and computed in every step: steps, or draws,
     with that number of rows, or all if none is recorded yet. With recurrent states (`stateful`) a
     step must not be computed twice, so recording may fail without a result only until a step is
-    recorded with its draws or, if these are not, without them, which is part of the warm-up.
+    recorded with its draws or, if these are not, without them, which is part of the warm-up; steps
+    of ONE_SPAN, which is not, are not recorded.
     """
 
     def __init__(
@@ -99,18 +106,28 @@ class RecordedSteps:
 
     @property
     def recorded_rows(self) -> frozenset[int]:
-        """The numbers of rows of which a step is recorded."""
-        return frozenset(key.rows for key in self._recordings)
+        """The numbers of rows of which a decode step is recorded."""
+        return frozenset(key.rows for key in self._recordings if key.form is RowForm.ONE_EACH)
 
     @property
     def most_rows(self) -> int:
-        """The largest number of rows of which a step may be recorded."""
+        """The largest number of rows of which a decode step may be recorded."""
         return self._recorder.most_rows
 
-    def rows(self, count: int) -> int:
-        """The number of rows of a step with `count` spans, padding included."""
-        rows = self._recorder.rows(count) if self._recordable else None
-        return count if rows is None or _Key(rows, False) in self._refused else rows
+    @property
+    def most_span_rows(self) -> int:
+        """The largest number of rows of which a step of ONE_SPAN may be recorded."""
+        return 0 if self._stateful else self._recorder.most_span_rows
+
+    def rows(self, form: RowForm, count: int) -> int | None:
+        """The number of rows of a step of that form with `count` rows, padding included; None if a
+        step of ONE_SPAN is not recorded."""
+        span = form is RowForm.ONE_SPAN
+        unrecorded = not self._recordable or (span and self._stateful)
+        rows = None if unrecorded else self._recorder.rows(form, count)
+        if rows is None or _Key(rows, False, form) in self._refused:
+            return None if span else count
+        return rows
 
     def prepared(
         self,
@@ -121,19 +138,25 @@ class RecordedSteps:
         """A function that computes `DecoderModel.states` of the batch `make(inputs)` and perhaps
         `draw(inputs, states)`. The states are valid until the next step is computed."""
         rows, batch = len(inputs.positions), partial(make, inputs)
-        recorded = self._recordable and inputs.one_row_each and self._recorder.rows(rows) == rows
-        if not recorded or _Key(rows, False) in self._refused:
+        steps = None if inputs.form is None else _Key(rows, False, inputs.form)
+        if steps is None or not self._records(steps):
             made = batch()
             return lambda: StepOutput(self._model.states(made, self._cache), None)
         draws = inputs.draws_alone and rows <= self._drawn_rows
-        key = _Key(rows, draws and _Key(rows, True) not in self._refused)
+        drawing = steps._replace(draws=True)
+        key = drawing if draws and drawing not in self._refused else steps
         return partial(self._repeated, key, batch, partial(draw, inputs))
+
+    def _records(self, steps: _Key) -> bool:
+        """Whether steps with so many rows, padding included, are recorded."""
+        recordable = self._recordable and steps not in self._refused
+        return recordable and self._recorder.rows(steps.form, steps.rows) == steps.rows
 
     def _repeated(
         self, key: _Key, batch: Callable[[], Batch], draw: Callable[[Tensor], Drawn]
     ) -> StepOutput:
         def computation() -> StepOutput:
-            states = self._model.states(_without_spans(batch()), self._cache)
+            states = self._model.states(_without_spans(batch(), key.form), self._cache)
             return StepOutput(states, draw(states) if key.draws else None)
 
         found = self._recordings.get(key)
@@ -165,7 +188,8 @@ class RecordedSteps:
         else:
             self._recordable = False
         _log.info(
-            "Decode steps are not recorded for %s rows, because of their computation: %s.",
+            "Steps with %s are not recorded for %s rows, because of their computation: %s.",
+            key.form.value,
             key.rows if self._recordable else "any",
             error,
         )
@@ -203,7 +227,7 @@ def recorded_bytes(
     if any(kind.by_image for kind in layout.kinds):
         return 0
     if device.type == "cuda":
-        return step_graphs.graph_bytes(model, limits.draws) if cuda_graphs else 0
+        return step_graphs.graph_bytes(model, limits) if cuda_graphs else 0
     if device.type != "cpu" or library() is None:
         return 0
     rows, drawn = min(limits.draws, MOST_ROWS), min(limits.draws, MOST_DRAWN_ROWS)
@@ -214,19 +238,21 @@ def recorded_bytes(
 def recorder_of(limits: StepLimits, device: torch.device, *, nbytes: int) -> StepRecorder:
     """The recorder for a device. `nbytes`: the result of `recorded_bytes`."""
     if device.type == "cuda":
-        return step_graphs.GraphRecorder(limits.draws, device)
+        return step_graphs.GraphRecorder(limits, device)
     return CallRecorder(limits.draws, nbytes)
 
 
 class CallRecorder:
     """Records calls of native kernels on a CPU."""
 
+    most_span_rows = 0
+
     def __init__(self, rows: int, nbytes: int) -> None:
         self.most_rows = min(rows, MOST_ROWS)
         self._arena = Arena(nbytes)
 
-    def rows(self, count: int) -> int | None:
-        return count if count <= self.most_rows else None
+    def rows(self, form: RowForm, count: int) -> int | None:
+        return count if form is RowForm.ONE_EACH and count <= self.most_rows else None
 
     @property
     def drawn_rows(self) -> int:
@@ -257,6 +283,6 @@ class _HostOnly(tuple[Any, ...]):
     __len__ = __getitem__ = __iter__  # type: ignore[assignment]
 
 
-def _without_spans(batch: Batch) -> Batch:
-    plans = (replace(plan, spans=_HostOnly(), one_row_each=True) for plan in batch.plans)
+def _without_spans(batch: Batch, form: RowForm) -> Batch:
+    plans = (replace(plan, spans=_HostOnly(), form=form) for plan in batch.plans)
     return replace(batch, plans=tuple(plans))

@@ -76,6 +76,7 @@ class DeviceRunner:
             device=device,
             position_axes=model.position_axes,
             padded_rows=self._recorded.rows if self._recorded else unpadded,
+            room=self._recorded.most_span_rows if self._recorded else 0,
         )
         self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
         self._copier = None

@@ -1,4 +1,4 @@
-"""Decode steps on a CUDA device as CUDA graphs: the host starts all kernels of a step at once.
+"""Steps on a CUDA device as CUDA graphs: the host starts all kernels of a step at once.
 
 The inputs of a step are uploaded to fixed addresses. One copy of them on the device is enough for
 any number of steps in flight: uploads and graphs are on one stream, so the next upload begins when
@@ -14,10 +14,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from runtime.kernels.recording import NotRecordableError, OperationMode, Result
+from runtime.worker.input_preparer import StepLimits
+from runtime.worker.model import RowForm
 
 # With more rows, kernels take longer than the host needs to start them.
-MOST_ROWS = 256
-_STEP = 8  # sizes are multiples of this number of rows; smaller ones are powers of two
+MOST_ROWS, MOST_SPAN_ROWS = 256, 512
+# Sizes are multiples of this number of rows; smaller ones are powers of two. A prompt of few rows
+# takes as long as one of twice as many, since both read all weights.
+_STEP, _SPAN_STEP, _LEAST_SPAN = 8, 64, 16
 # Estimated memory that the driver holds for a graph of some 500 kernels; and the workspace that
 # torch gives cuBLAS on the stream of captures.
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
@@ -47,15 +51,30 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({rows for count in counts if (rows := padded_rows(count, most))}))
 
 
-def graph_bytes(model: RecordedModel, most: int) -> int:
+def padded_span(count: int, most: int) -> int | None:
+    """The rows of the graph for `count` rows of a prompt, in steps of at most `most`; None if there
+    is none. With padding there are several rows of it, see `RowForm`."""
+    fitting = (size for size in span_sizes(most) if size == count or size > count + 1)
+    return next(fitting, None)
+
+
+def span_sizes(most: int) -> tuple[int, ...]:
+    """The numbers of rows of all graphs of prompts."""
+    most = min(most, MOST_SPAN_ROWS)
+    powers = (_LEAST_SPAN << power for power in range((_SPAN_STEP // _LEAST_SPAN).bit_length()))
+    sizes = {*powers, *range(_SPAN_STEP, most, _SPAN_STEP)}
+    return (*sorted(size for size in sizes if size < most), *([most] if most > 1 else []))
+
+
+def graph_bytes(model: RecordedModel, limits: StepLimits) -> int:
     """Bytes of all graphs: one pool for their activations, since they run one after the other;
     their results, at most in float32; and allocations of driver and libraries."""
-    sizes = graph_sizes(most)
-    activations = model.activation_bytes(max(sizes), 0)
+    sizes, spans = graph_sizes(limits.draws), span_sizes(limits.step_tokens)
+    activations = (model.activation_bytes(rows, 0) for rows in (*sizes[-1:], *spans[-1:]))
     return (
-        activations
-        + 4 * model.hidden_size * sum(sizes)
-        + len(sizes) * _DRIVER_BYTES
+        max(activations)
+        + 4 * model.hidden_size * (sum(sizes) + len(spans))
+        + (len(sizes) + len(spans)) * _DRIVER_BYTES
         + _LIBRARY_BYTES
     )
 
@@ -63,8 +82,9 @@ def graph_bytes(model: RecordedModel, most: int) -> int:
 class GraphRecorder:
     """Captures computations of one device; see `StepRecorder`."""
 
-    def __init__(self, most: int, device: torch.device) -> None:
-        self.most_rows = min(most, MOST_ROWS)
+    def __init__(self, limits: StepLimits, device: torch.device) -> None:
+        self.most_rows = min(limits.draws, MOST_ROWS)
+        self.most_span_rows = min(limits.step_tokens, MOST_SPAN_ROWS)
         self._pool = torch.cuda.graph_pool_handle()
         # torch hands out 32 streams of each priority in turn. One that the encoder of another model
         # has would capture its kernels. Those of graphs then precede kernels of encoders.
@@ -75,8 +95,10 @@ class GraphRecorder:
         """0: logits are in float32, and the memory of each graph's results stays reserved."""
         return 0
 
-    def rows(self, count: int) -> int | None:
-        return padded_rows(count, self.most_rows)
+    def rows(self, form: RowForm, count: int) -> int | None:
+        if form is RowForm.ONE_EACH:
+            return padded_rows(count, self.most_rows)
+        return padded_span(count, self.most_span_rows)
 
     def record(self, computation: Callable[[], Result]) -> tuple["StepGraph[Result]", Result]:
         result = computation()  # compiles and loads kernels, which is not possible in a capture

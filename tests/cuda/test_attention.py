@@ -16,7 +16,7 @@ from runtime.kernels.triton.cache_write import write_cache
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
-from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
+from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows, RowForm
 from tests.cuda.attention_specimens import shape
 from tests.kernels import test_attention as scenes
 from tests.kernels.test_attention import SCALE, in_keys, options_of, rows_of, scene, seen_both_ways
@@ -270,6 +270,29 @@ def test_short_spans_and_single_rows_share_a_tile(with_shape) -> None:
 
 def test_adjacent_spans_of_one_slot_are_computed_beside_a_longer_one() -> None:
     assert_as_the_twin(*scene("proposed", "four share"), scale=SCALE)
+
+
+def test_rows_of_one_span_may_have_padding_behind_them() -> None:
+    """What follows from `RowForm.ONE_SPAN`, without spans on the host."""
+    queries, pages, plan = scene("prefill", "four share", window=20)
+    span = plan.spans[0]
+    rows, padding = span.end, 3
+    several = replace(rows_of(plan, 0, rows), spans=(span,))
+    expected = paged_attention(queries[:rows], pages, several, scale=SCALE)
+
+    def behind(of: Tensor, value: int) -> Tensor:
+        return torch.cat([of[:rows], of.new_full((padding, *of.shape[1:]), value)])
+
+    padded = replace(
+        several,
+        row_slot=behind(plan.row_slot, len(plan.page_table) - 1),
+        visible_begin=behind(plan.visible_begin, 0),
+        visible_end=behind(plan.visible_end, 0),
+        spans=(),
+        form=RowForm.ONE_SPAN,
+    )
+    got = paged_attention(behind(queries, 1), pages, padded, scale=SCALE)
+    assert torch.equal(got[:rows], expected) and not got[rows:].any()
 
 
 def test_queries_need_not_be_contiguous() -> None:

@@ -59,7 +59,9 @@ SCENES = {
 
 
 # Launches by the host beside the graph of a step: head, sampler, results.
-GRAPHS = {
+GRAPHS: dict[str, tuple[list[Rows], int]] = {
+    "prompt": ([Rows(CONTEXT - 512, 512)], 13),
+    "prompt with padding": ([Rows(CONTEXT - 510, 510)], 13),
     "one stream": ([Rows(CONTEXT - 1)], 13),
     "many streams": ([Rows(CONTEXT - 1)] * 256, 13),
     "DRY": ([Rows(CONTEXT - 1, sampling=SamplingParams(top_k=40, dry_multiplier=0.8))], 16),

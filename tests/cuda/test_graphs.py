@@ -1,5 +1,5 @@
-"""Decode steps give the same tokens with CUDA graphs as without, on a device that computes as late
-as possible; and operations that cannot be captured are refused."""
+"""Steps give the same tokens with CUDA graphs as without, on a device that computes as late as
+possible; and operations that cannot be captured are refused."""
 
 import random
 from collections import Counter
@@ -19,9 +19,16 @@ from runtime.kernels import attention
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
 from runtime.vision.encoder import LocalEncoder
-from runtime.worker.model import AttentionPlan, Batch, KVCache, LayerPages
+from runtime.worker.input_preparer import StepLimits
+from runtime.worker.model import AttentionPlan, Batch, KVCache, LayerPages, RowForm
 from runtime.worker.pinned_buffer import PinnedBuffer
-from runtime.worker.step_graphs import GraphRecorder, graph_sizes, padded_rows
+from runtime.worker.step_graphs import (
+    GraphRecorder,
+    graph_sizes,
+    padded_rows,
+    padded_span,
+    span_sizes,
+)
 from runtime.worker.step_results import Launched
 from tests.cuda.computing_device import ComputingCuda
 from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
@@ -29,6 +36,7 @@ from tests.cuda.test_masks import Only
 from tests.unit.runtime.engine.flat_costs import Costs
 
 VOCABULARY, WIDTH, CONTEXT, SLOTS = 61, 8, 96, 6
+ONE_SPAN = RowForm.ONE_SPAN
 WITHOUT_KERNELS = (7, 0)  # a capability for which the torch twins compute
 
 
@@ -177,6 +185,29 @@ def test_tokens_are_those_without_graphs(fake: ComputingCuda) -> None:
     assert {3, 5} <= set(found.rows)  # steps with a row of padding
 
 
+def test_prompts_alone_are_captured_with_padding(fake: ComputingCuda) -> None:
+    """Also those that begin behind a cached prefix, or take several steps. A graph is used again
+    for any number of rows that is not above its own."""
+    model, requests = TinyModel(), requests_of(9, VOCABULARY)
+    long = tuple(number % VOCABULARY for number in range(62))  # in steps of 24, 24 and 14
+    requests.append(GenerationRequest("long", long, StopRules(9), SamplingParams(temperature=0)))
+
+    def apart(engine: Engine) -> Answers:
+        found = Answers()
+        for request in requests:
+            engine.add(request, lambda delta, of=request: found.add(of.id, delta), arrived=0)
+            while engine.unfinished:
+                engine.step()
+        return found
+
+    expected = apart(engine_of(model, graphs=False))
+    engine = engine_of(model, graphs=True)
+    recorded = engine._runner._recorded._recordings
+    assert apart(engine) == expected and expected.cached > 0
+    spans = {key.rows: each._graph for key, each in recorded.items() if key.form is ONE_SPAN}
+    assert {*spans} == {16, 24} and all(graph.replays for graph in spans.values())
+
+
 @pytest.mark.parametrize(("graphs", "seed"), [(True, 9), (False, 2)])
 def test_tokens_are_those_without_a_draft_model(
     graphs: bool, seed: int, fake: ComputingCuda
@@ -267,7 +298,7 @@ def test_captures_are_on_no_stream_that_encoders_of_other_models_use(
 
     monkeypatch.setattr(torch.cuda, "Stream", next_stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda of: entered.append(of) or nullcontext())
-    recorder = GraphRecorder(2, DEVICE)
+    recorder = GraphRecorder(StepLimits(2, 2, 4), DEVICE)
     streams = {LocalEncoder(None, device=DEVICE, weight_bytes=0)._stream for _ in range(40)}
     graph, _ = recorder.record(lambda: torch.ones(4, device=DEVICE))
     assert graph is not None and len(streams) == 32
@@ -303,3 +334,15 @@ def test_graphs_exist_for_few_numbers_of_rows_close_to_any_number() -> None:
             assert rows is not None and count <= rows < count + 8 and rows in sizes
             assert padded_rows(rows, slots) == rows
     assert padded_rows(257, 1000) is None and len(graph_sizes(1000)) == 35
+
+
+def test_graphs_of_prompts_have_no_row_of_padding_that_is_alone() -> None:
+    assert span_sizes(1) == () and span_sizes(2) == (2,) and span_sizes(20) == (16, 20)
+    assert span_sizes(100) == (16, 32, 64, 100)
+    assert span_sizes(2048) == (16, 32, *range(64, 513, 64))
+    for most in (2, 20, 100, 512, 2048):
+        for count in range(2, most + 1):
+            rows = padded_span(count, most)
+            padding = 0 if rows is None else rows - count
+            assert padding == 0 or (padding > 1 and rows in span_sizes(most))
+            assert rows is not None or count > 512 or count + 1 == min(most, 512)

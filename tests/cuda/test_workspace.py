@@ -4,6 +4,7 @@ from pathlib import Path
 
 from runtime.kernels.workspace import DENSE_ELEMENTS, MOST_STATE_BYTES, workspace_bytes
 from runtime.kv.spec import Full, LayerCache
+from runtime.worker.input_preparer import StepLimits
 from runtime.worker.step_graphs import graph_bytes
 from tests.cuda.fake_device import DEVICE, fake_cuda
 from tests.cuda.large_model import SHAPE, VOCABULARY, write_large_model
@@ -31,4 +32,4 @@ def test_half_a_gibibyte_is_enough_for_each_workspace_of_an_8b_model(tmp_path: P
         workspace = workspace_bytes(DEVICE, largest_matrix=matrix, caches=model.cache_layers)
         assert workspace < 1 << 29
         assert model.activation_bytes(512, 16) < 700 << 20
-        assert graph_bytes(model, 16) < 540 << 20
+        assert graph_bytes(model, StepLimits(16, 2048, 4096)) < 720 << 20

@@ -41,7 +41,7 @@ from runtime.kernels.triton.rounded import empty_rounded, planes_of
 from runtime.kernels.workspace import MOST_STATE_BYTES
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
-from runtime.worker.model import AttentionPlan, LayerPages
+from runtime.worker.model import AttentionPlan, LayerPages, RowForm
 
 LEAST_SPLIT = 128
 # With fewer programs per multiprocessor, programs of decoding rows are divided until there are so
@@ -435,7 +435,9 @@ def _extents(
     """The range from the first to the last row that is alone in its span, and the range of the
     others. Adjacent spans of one slot count as one longer span: the kernels cannot tell them
     apart."""
-    if plan.one_row_each or len(plan.spans) == rows > 0:
+    if plan.form is RowForm.ONE_SPAN:
+        return None, (0, rows)
+    if plan.form is RowForm.ONE_EACH or len(plan.spans) == rows > 0:
         return (0, rows), None
     found: list[tuple[int, int] | None] = [None, None]
     for _, adjacent in groupby(plan.spans, key=attrgetter("slot")):

@@ -3,12 +3,12 @@
 import triton
 import triton.language as tl
 
-from runtime.worker.model import AttentionPlan
+from runtime.worker.model import AttentionPlan, RowForm
 
 
 def counted_spans(plan: AttentionPlan, rows: int) -> tuple[int, int]:
     """The number of spans, and the rows of the longest."""
-    if plan.one_row_each:
+    if plan.form is RowForm.ONE_EACH:
         return rows, 1
     return len(plan.spans), max(span.end - span.begin for span in plan.spans)
 

@@ -18,7 +18,7 @@ from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.vision.image_rows import FeatureRows, axes_of
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
-from runtime.worker.model import ImageWrite, RowSpan
+from runtime.worker.model import ImageWrite, RowForm, RowSpan
 from runtime.worker.sampler import Sampler, SamplingPath
 
 CPU = torch.device("cpu")
@@ -38,7 +38,9 @@ class AnyTokens:
         return None
 
 
-def preparer_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> InputPreparer:
+def preparer_of(
+    kinds: tuple[CacheKind, ...], *, position_axes: int = 1, **options: Any
+) -> InputPreparer:
     layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
     pool = KVPool(
         layout,
@@ -56,6 +58,7 @@ def preparer_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Inpu
         StepLimits(SLOTS, STEP_TOKENS, CONTEXT),
         device=CPU,
         position_axes=position_axes,
+        **options,
     )
 
 
@@ -126,6 +129,35 @@ def test_decode_steps_have_their_inputs_at_the_same_places(preparer):
     assert places[0] == places[1] == places[2]
 
 
+@pytest.mark.parametrize("axes", [1, 3])
+def test_prompts_of_one_sequence_are_padded_at_the_same_places(axes: int) -> None:
+    """Also if they do not sample; not with rows of another sequence, or with those of an image."""
+    padded = {RowForm.ONE_EACH: 4, RowForm.ONE_SPAN: 16}
+    preparer = preparer_of(
+        KINDS, position_axes=axes, padded_rows=lambda form, count: padded[form], room=16
+    )
+    places = []
+    for start, length, samples in ((0, 12, True), (30, 9, False)):
+        inputs = inputs_of(preparer, plan(chunk(2, start, length, samples=samples)))
+        assert inputs.form is RowForm.ONE_SPAN and not inputs.draws_alone
+        assert inputs.positions.tolist() == [*range(start, start + length), *[0] * (16 - length)]
+        assert inputs.row_slot.tolist() == [2] * length + [SLOTS] * (16 - length)
+        assert inputs.output_rows.tolist() == [length - 1 if samples else 0]
+        for kind, group in zip(KINDS, inputs.groups, strict=True):
+            begins, ends = kind.seen(start, start + length)
+            assert group.begin.tolist() == begins + [0] * (16 - length)
+            assert group.end.tolist() == ends + [0] * (16 - length)
+        parts = [part for group in inputs.groups for part in (group.begin, group.end)]
+        parts += [inputs.positions, inputs.row_slot, inputs.output_rows]
+        parts += [] if inputs.axes is None else [inputs.axes]
+        places.append([part.storage_offset() * part.itemsize for part in parts])
+    assert places[0] == places[1]
+    picture = {"spans": (ImageSpan(4, 2, False, b"a", grid=(1, 2)),), "images": b"a"}
+    for chunks in ((chunk(2, 0, 12), chunk(1, 5, 1)), (chunk(2, 0, 12, **picture),)):
+        inputs = inputs_of(preparer, plan(*chunks))
+        assert inputs.form is None and len(inputs.positions) == sum(c.length for c in chunks)
+
+
 def flat(inputs: DeviceInputs) -> list[object]:
     """All values of the inputs of a step without images."""
     groups = [
@@ -134,7 +166,7 @@ def flat(inputs: DeviceInputs) -> list[object]:
     ]
     axes = None if inputs.axes is None else inputs.axes.tolist()
     rows = inputs.positions, inputs.row_slot, inputs.output_rows
-    single = inputs.one_row_each, inputs.draws_alone
+    single = inputs.form, inputs.draws_alone
     found = [*(each.tolist() for each in rows), groups, axes, *single, inputs.drawing]
     return [*found, inputs.constrained, inputs.scored, inputs.pooled, repr(inputs.draws)]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.engine.request import SamplingParams
 from runtime.kernels.pointwise import rms_norm
 from runtime.kernels.recording import NotRecordableError
-from runtime.worker.model import AttentionPlan, Batch, KVCache, RowSpan
+from runtime.worker.model import AttentionPlan, Batch, KVCache, RowForm, RowSpan
 from runtime.worker.recorded_steps import CallRecorder, RecordedSteps, StepOutput
 from runtime.worker.sampler import Drawn, Draws, Sampler
 from tests.kernels.native_kernels import require_native_kernels
@@ -58,10 +58,12 @@ class Steps:
         recorder = CallRecorder(ROWS, nbytes=1 << 12)
         self.recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
 
-    def __call__(self, rows: int, *, one_row_each: bool = True, draws: bool = False) -> StepOutput:
-        assert self.recorded.rows(rows) == rows  # nothing is padded on a CPU
+    def __call__(
+        self, rows: int, *, form: RowForm | None = RowForm.ONE_EACH, draws: bool = False
+    ) -> StepOutput:
+        assert form is None or self.recorded.rows(form, rows) == rows  # nothing is padded on a CPU
         made, inputs = batch(rows), SimpleNamespace(positions=range(rows), draws_alone=draws)
-        inputs.one_row_each = one_row_each
+        inputs.form = form
         return self.recorded.prepared(inputs, lambda _: made, self.draw)()  # type: ignore[arg-type]
 
     def draw(self, inputs: Any, states: Tensor) -> Drawn:
@@ -83,7 +85,7 @@ def test_a_recorded_number_of_rows_is_not_computed_again() -> None:
 def test_other_steps_and_more_rows_than_sequences_are_computed() -> None:
     step = Steps(model := Model(None), stateful=True)
     for _ in range(2):
-        step(2, one_row_each=False, draws=True)
+        step(2, form=None, draws=True)
         step(ROWS + 1)
     assert model.computed == 4 and not step.recorded.recorded_rows and not step.drawn
 
@@ -151,12 +153,12 @@ def test_draws_of_one_number_of_rows_that_are_not_recordable_leave_the_others() 
 class LackingMemory:
     """Runs computations, but has no memory to record those of two rows."""
 
-    most_rows, drawn_rows = ROWS, 0
+    most_rows, most_span_rows, drawn_rows = ROWS, ROWS, 0
 
     def __init__(self, recorder: CallRecorder) -> None:
         self._recorder = recorder
 
-    def rows(self, count: int) -> int | None:
+    def rows(self, form: RowForm, count: int) -> int | None:
         return count
 
     def record(self, computation: Callable[[], StepOutput]) -> tuple[Any, StepOutput]:
@@ -189,3 +191,39 @@ def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences
         with pytest.raises(RuntimeError, match=r"rows=2.*cannot be recorded"):
             step(2)
         assert model.computed == 2
+
+
+class SpanRecorder(CallRecorder):
+    """Records steps of both forms, as on CUDA devices."""
+
+    most_span_rows = ROWS
+
+    def rows(self, form: RowForm, count: int) -> int | None:
+        return count
+
+
+def test_prompts_are_recorded_apart_from_decode_steps() -> None:
+    step = Steps(model := Model(None), stateful=False)
+    step.recorded._recorder = SpanRecorder(ROWS, nbytes=1 << 12)
+    for form in (RowForm.ONE_EACH, RowForm.ONE_SPAN, RowForm.ONE_EACH, RowForm.ONE_SPAN):
+        step(3, form=form)
+    assert model.computed == 2 and step.recorded.recorded_rows == {3}
+
+
+def test_prompts_are_not_recorded_with_states_of_sequences() -> None:
+    step = Steps(Model(None), stateful=True)
+    step.recorded._recorder = SpanRecorder(ROWS, nbytes=1 << 12)
+    assert step.recorded.rows(RowForm.ONE_SPAN, 3) is None and not step.recorded.most_span_rows
+    assert step.recorded.rows(RowForm.ONE_EACH, 3) == 3
+
+
+def test_a_prompt_that_is_not_recordable_leaves_decode_steps() -> None:
+    step = Steps(model := Model(3), stateful=False)
+    step.recorded._recorder = SpanRecorder(ROWS, nbytes=1 << 12)
+    step(2)
+    assert len(step(3, form=RowForm.ONE_SPAN).states) == 3
+    assert step.recorded.rows(RowForm.ONE_SPAN, 3) is None
+    step(2)
+    step(2, form=RowForm.ONE_SPAN)
+    step(2, form=RowForm.ONE_SPAN)
+    assert model.computed == 4 and step.recorded.recorded_rows == {2}
