@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.matmul import matmul
-from runtime.kernels.moments import row_moments
+from runtime.kernels.pointwise import add_, contiguous, joined, scale_, softcap
+from runtime.kernels.streams import corrected_streams_, match_rms_, mixed_streams
 from runtime.quant.weight import Weight
 
 # Lower bound of the mean square of a stream when it is scaled.
@@ -35,24 +35,19 @@ class AltUp:
     def predicted(self, x: Tensor) -> Tensor:
         """Adds to each stream a mixture of all streams; a new tensor like x."""
         mixture = self._predict(self._modalities(x[:, self._active]))
-        mixture = mixture.unflatten(1, (self._streams, self._streams))
-        result = x.clone()
-        for stream in range(self._streams):
-            result.addcmul_(mixture[:, :, stream, None], x[:, stream, None])
-        return result
+        return mixed_streams(x, mixture.unflatten(1, (self._streams, self._streams)))
 
     def corrected(self, predicted: Tensor, computed: Tensor) -> Tensor:
         """Adds to each stream its share of the error of the prediction of the active stream.
 
         `computed` [tokens, hidden]: the active stream's value. `predicted` is overwritten.
         """
-        error = computed - predicted[:, self._active]
-        shares = self._correct(self._modalities(computed)).add_(1)
-        return predicted.addcmul_(shares[:, :, None], error[:, None])
+        shares = self._correct(self._modalities(computed))
+        return corrected_streams_(predicted, computed, shares, active=self._active)
 
     def _modalities(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> float32 [tokens, streams], the inputs of the coefficients."""
-        return self._router(self._norm(x.float())).tanh_()
+        return softcap(self._router(self._norm(x.float())), 1.0)
 
 
 class AltUpStreams:
@@ -68,26 +63,20 @@ class AltUpStreams:
 
     def spread(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, streams, hidden]."""
-        others = [_scaled_like(matmul(x, weight), x) for weight in _slices(self._apart)]
-        return torch.stack([x, *others], dim=1)
+        streams = [x, *(self._like(matmul(x, weight), x) for weight in _slices(self._apart))]
+        return joined(*(each.unsqueeze(1) for each in streams)).view(len(x), len(streams), -1)
 
     def gather(self, x: Tensor) -> Tensor:
         """x [tokens, streams, hidden] -> [tokens, hidden]."""
-        result = x[:, 0].clone()
+        result = joined(x[:, :1]).squeeze(1)
         for stream, weight in enumerate(_slices(self._together), start=1):
-            result += _scaled_like(matmul(x[:, stream].contiguous(), weight), x[:, 0])
-        return result.div_(x.shape[1])
+            own = matmul(contiguous(x[:, stream]), weight)
+            result = add_(result, self._like(own, x[:, 0]))
+        return scale_(result, 1 / x.shape[1])
 
-
-def _scaled_like(x: Tensor, other: Tensor) -> Tensor:
-    """x [tokens, hidden], overwritten, scaled to the root mean square of `other`."""
-    own = _mean_square(x).clamp_(min=_LEAST)
-    return x.mul_(_mean_square(other).div_(own).sqrt_())
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    mean, deviation = row_moments(x)
-    return mean.square_().add_(deviation.square_())
+    def _like(self, x: Tensor, other: Tensor) -> Tensor:
+        """x [tokens, hidden], overwritten, scaled to the root mean square of `other`."""
+        return match_rms_(x, other, least=_LEAST)
 
 
 def _slices(weight: Weight) -> list[Weight]:

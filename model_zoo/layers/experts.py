@@ -17,6 +17,7 @@ from model_zoo.layers.tensor_parallel import divided_width
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.activations import Activations, unrounded
+from runtime.kernels.embedding import groups_of
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import Gate, add_, mul, scale_, silu_mul, take_rows
 from runtime.quant.block_types import TILE_ROWS
@@ -259,8 +260,8 @@ class _Chunks:
     def __call__(self, x: Activations, routes: Routes) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]; routes: to the single experts."""
         chosen, weights = routes
-        groups = chosen // self._chunks.per_group
-        return self._stacks(x, (groups, weights * self._chunks.scale))
+        groups = groups_of(chosen, self._chunks.per_group)
+        return scale_(self._stacks(x, (groups, weights)), self._chunks.scale)
 
 
 class _Matrices:

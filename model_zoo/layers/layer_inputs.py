@@ -5,7 +5,8 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.pointwise import gelu_mul
+from runtime.kernels.embedding import known_ids
+from runtime.kernels.pointwise import add_, gelu_mul, scale_
 from runtime.worker.model import Batch
 
 WIDTH_KEY = "embedding_length_per_layer_input"
@@ -35,10 +36,10 @@ class TokenLayerInputs:
         tokens = batch.tokens
         if batch.image_rows is not None:
             tokens = tokens.index_fill(0, batch.image_rows, self._place)
-        known = tokens.where(tokens < self._table.rows, 0)
-        own = self._table(known).mul_(self._width**0.5).unflatten(1, (-1, self._width))
-        seen = self._project(x).mul_(self._hidden**-0.5).unflatten(1, (-1, self._width))
-        return own.add_(self._norm(seen)).mul_(2**-0.5)
+        known, parts = known_ids(tokens, self._table.rows), (-1, self._width)
+        own = scale_(self._table(known), self._width**0.5)
+        seen = scale_(self._project(x), self._hidden**-0.5).unflatten(1, parts)
+        return scale_(add_(own, self._norm(seen).flatten(1)), 2**-0.5).unflatten(1, parts)
 
 
 class LayerInputGate:

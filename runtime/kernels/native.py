@@ -86,6 +86,7 @@ SIGNATURES = {
         [_int, _pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer],
         _int,
     ),
+    "caravan_table_rows": ([_pointer, *3 * [_int64], _pointer], None),
     "caravan_draw": ([_pointer, _int], None),
     "caravan_forbid": (
         [_pointer, _int64, _int, _pointer, _int, _pointer, _int],
@@ -99,6 +100,10 @@ SIGNATURES = {
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
     "caravan_xielu": ([_pointer, _int64, *4 * [_float], _pointer, _int], None),
+    "caravan_mix_streams": ([*2 * [_pointer], *3 * [_int], _pointer, _int], None),
+    "caravan_correct_streams": ([*2 * [_pointer], _int64, _pointer, *5 * [_int]], None),
+    "caravan_match_rms": ([*2 * [_pointer, _int64], _float, *3 * [_int]], None),
+    "caravan_cut_low": ([_pointer, _int64, _float, *2 * [_int], _pointer, _int], None),
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.embedding import embedding_rows
+from runtime.kernels.embedding import embedding_rows, groups_of, known_ids, known_ids_twin
 from runtime.quant.block_types import BLOCK_TYPES, BlockType
 from runtime.quant.weight import gather_rows
 from tests.kernels.native_kernels import require_native_kernels
@@ -26,3 +26,10 @@ def test_ids_outside_the_rows_are_refused(id: int) -> None:
     weight = random_weight(BLOCK_TYPES[8], 11, 64)
     with pytest.raises(IndexError):
         embedding_rows(weight, torch.tensor([1, id]), torch.float32)
+
+
+def test_ids_have_a_row_or_the_first_one_and_a_group() -> None:
+    ids = torch.tensor([[0, 6, 7], [8, 2**40, 5]])
+    assert groups_of(ids, 3).tolist() == [[0, 2, 2], [2, 2**40 // 3, 1]]
+    assert known_ids(ids.flatten(), 7).tolist() == [0, 6, 0, 0, 0, 5]
+    assert torch.equal(known_ids(ids, 7), known_ids_twin(ids, 7))

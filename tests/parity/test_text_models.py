@@ -7,9 +7,14 @@ from typing import Any
 
 import gguf
 import pytest
+import torch
 
 from model_zoo.convert.quantizers import fitting, k_quants
 from runtime.errors import ModelFileError
+from runtime.kernels.native import library
+from runtime.kernels.recording import Arena, NotRecordableError, record
+from runtime.worker.model import RowForm
+from runtime.worker.recorded_steps import _without_spans
 from tests.families.agreement import (
     CHECKS,
     PROMPT,
@@ -24,6 +29,7 @@ from tests.families.agreement import (
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import DIVERSE, TEXT_MODELS
 from tests.families.text_family import CONTEXT_TOKENS, changed, pair_of
+from tests.kernels.native_kernels import require_native_kernels
 
 ROWS = TEXT_MODELS.items()
 CONFIGS = [(name, config) for name, row in ROWS for config in row.configs]
@@ -35,6 +41,9 @@ VARIANTS = [(name, variant) for name, row in ROWS for variant in row.variants]
 EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_keys]
 LATER = ("cohere2moe",)  # which the installed package does not name yet
 REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
+# Families whose decode steps are not recorded, with the reasons.
+COMPUTED = {"mllama": "it reads the spans of rows"}  # which tell whether there are images
+ARENA = Arena(1 << 22)
 
 
 # Of families that the format names: those of Ollama alone have other names.
@@ -80,6 +89,24 @@ def test_names_and_types_are_those_of_the_gguf_format(pair, folder, request) -> 
         found = {name.replace(f"blk.{block}.", "blk.{bid}.") for name in found}
     assert found <= known
     assert "token_embd" in found and len(found) > 8
+
+
+def test_a_decode_step_is_recorded(pair, request) -> None:
+    """Of every configuration, on a CPU: the calls of kernels give the same states again."""
+    require_native_kernels()
+    (family, _), decoder = request.node.callspec.params["pair"], pair.decoder
+    paged, kernels = PagedDecoder(decoder), library()
+    paged.feed({0: random_tokens(9, seed=1), 1: random_tokens(3, seed=2)})
+    batch = _without_spans(paged.batch({0: [5], 1: [6]}), RowForm.ONE_EACH)
+    with torch.inference_mode():
+        if family in COMPUTED:
+            with pytest.raises(NotRecordableError, match=COMPUTED[family]):
+                record(lambda: decoder.states(batch, paged.cache), ARENA)
+            return
+        recording = record(lambda: decoder.states(batch, paged.cache), ARENA)
+    states = recording.result.clone()
+    stateless = not any(cache.kind.by_sequence for cache in decoder.cache_layers)
+    assert torch.equal(recording.replay(kernels), states) or not stateless
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kernels.moments import row_moments
-from runtime.kernels.pointwise import gelu_mul
+from runtime.kernels.pointwise import add_, contiguous, gelu_mul, mul, scale_
+from runtime.kernels.streams import add_to_others_, cut_low
 from runtime.kv.spec import Full, LayerCache, Sliding
 
 # Values of both models, as in Gemma3nTextConfig of `transformers`.
@@ -88,14 +88,16 @@ class _Block:
         x = self._altup.predicted(x)
         normal = self._attn_norm(x[:, self._active])
         attended = self._post_attention_norm(self._attention(normal, step))
-        x, normal = step.kept(x), step.kept(normal)
-        active = attended.add_(x[:, self._active]).add_(self._laurel(normal)).mul_(SQUARE_HALF)
+        normal = step.kept(normal)
+        x = step.kept(x.flatten(1)).unflatten(1, x.shape[1:])
+        attended = add_(add_(attended, x[:, self._active]), self._laurel(normal))
+        active = scale_(attended, SQUARE_HALF)
         added = self._post_ffw_norm(self._feed_forward(self._ffn_norm(active)))
-        x = self._altup.corrected(x, added.add_(active))
+        x = self._altup.corrected(x, add_(added, active))
         assert step.layer_input is not None
-        first = x[:, self._active] if self._scale is None else x[:, self._active] * self._scale
-        x[:, 1:] += self._gate(first.to(x.dtype), step.kept(step.layer_input))[:, None]
-        return x
+        first, scale = x[:, self._active], self._scale
+        first = contiguous(first) if scale is None else mul(first, scale.expand_as(first))
+        return add_to_others_(x, self._gate(first, step.kept(step.layer_input)))
 
 
 class _Laurel:
@@ -111,7 +113,7 @@ class _Laurel:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> a new [tokens, hidden]."""
-        return self._norm(self._right(self._left(x))).add_(x)
+        return add_(self._norm(self._right(self._left(x))), x)
 
 
 def _global_rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
@@ -156,9 +158,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForw
 def _sparse_gelu_mul(gate: Tensor, up: Tensor, *, bound: float) -> Tensor:
     """gelu(relu(gate - mean - bound * deviation)) * up; mean and deviation are those of the row.
     The result has gate's type."""
-    wide = gate.float()
-    mean, deviation = row_moments(wide)
-    return gelu_mul((wide - mean.add_(deviation, alpha=bound)).relu_().to(gate.dtype), up)
+    return gelu_mul(cut_low(gate, bound=bound), up)
 
 
 def _correct_scale(w: TensorScope, sizes: TextSizes) -> Tensor | None:

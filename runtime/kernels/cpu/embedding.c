@@ -50,3 +50,11 @@ EXPORT int caravan_embedding(int type, const uint8_t *weight, int64_t row_bytes,
     }
     return 0;
 }
+
+/* y[i] = ids[i] / each, or 0 where that is not below `rows`. */
+EXPORT void caravan_table_rows(const int64_t *ids, int64_t count, int64_t each, int64_t rows, int64_t *y) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = ids[i] / each;
+        y[i] = row < rows ? row : 0;
+    }
+}
