@@ -17,8 +17,9 @@ from runtime.engine.request import (
     Scored,
     Usage,
 )
-from runtime.engine.scheduler import Advance, ImageNeed, Scheduler
+from runtime.engine.scheduler import Advance, Scheduler
 from runtime.engine.sequence import Sequence
+from runtime.engine.step_draft import ImageNeed
 from runtime.engine.step_plan import Runner, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput

@@ -5,8 +5,8 @@ prefix hits, decoding and resumption after preemption are the same mechanism.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from runtime.engine.context_shift import ContextCut, cut_of
@@ -23,14 +23,14 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
-from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
+from runtime.engine.step_draft import FeaturesReady, ImageNeed, StepDraft, slot_load
+from runtime.engine.step_plan import Chunk, PageWrite, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
-from runtime.kv.page_group import KeyShift
 from runtime.kv.page_shift import MovedPages
 from runtime.kv.spec import images_within
 
-# Whether the features of the image with this digest are available.
-FeaturesReady = Callable[[bytes], bool]
+# A prompt leaves rows to those behind it that have at most one part in so many of its tokens.
+SHORTER = 4
 
 
 class Advance(NamedTuple):  # faster to create than a dataclass; each step creates many
@@ -42,53 +42,6 @@ class Advance(NamedTuple):  # faster to create than a dataclass; each step creat
     outcome: Outcome
     finish: FinishReason | None
     prompt_logprobs: tuple[Sampled, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ImageNeed:
-    """A sequence needs the features of an image, in the step just planned or in one of the next."""
-
-    sequence: Sequence
-    digest: bytes
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan under construction: its remaining budgets and its contents."""
-
-    budget: int  # remaining rows
-    prompt_rows: int  # how many of them may compute prompts
-    stream_rows: int  # how many of them the running streams need that follow, one each
-    image_rows: int  # remaining image rows
-    ready: FeaturesReady
-    waits_for_masks: bool = False
-    chunks: list[Chunk] = field(default_factory=list)
-    page_writes: list[PageWrite] = field(default_factory=list)
-    slot_loads: list[SlotLoad] = field(default_factory=list)
-    proposals: list[Chunk] = field(default_factory=list)
-    key_shifts: list[KeyShift] = field(default_factory=list)
-    out_of_pages: bool = False
-    lacks_mask: bool = False
-    used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
-    ahead: list[ImageNeed] = field(default_factory=list)  # images of possible later chunks
-
-    def sizes(self, sequence: Sequence) -> tuple[int, ...]:
-        """What limits the sequence's next chunk, if all features are available."""
-        return self.budget, self.prompt_rows, self.image_rows, sequence.length
-
-    def take(self, count: int, *, prompt: bool) -> None:
-        """Deduct `count` rows of a sequence from the budgets."""
-        self.budget -= count
-        if prompt:
-            self.prompt_rows = max(0, self.prompt_rows - count)
-
-    def move(self, sequence: Sequence, moved: MovedPages) -> None:
-        """Add the page moves of a shifted sequence, and a reload of its tokens into its slot."""
-        assert sequence.slot is not None
-        slot = sequence.slot
-        self.page_writes += [PageWrite(group, slot, *page) for group, *page in moved.pages]
-        self.key_shifts += moved.key_shifts
-        self.slot_loads.append(_load(sequence, slot))
 
 
 class Scheduler:
@@ -103,9 +56,10 @@ class Scheduler:
     `image_needs`: images of the last plan, then those of later chunks, the most urgent first.
     `speculation` proposes tokens for running sequences. Counters: `proposed_tokens` that were
     launched, `accepted_tokens` among them; `drafted_tokens` and `accepted_drafts`, the same for
-    proposals of a draft model only. Prompts and proposals leave a row for each stream, and
-    `step_budget` limits prompt tokens in steps that also decode; `offered_rows`: the rows that the
-    last plan could use under this limit.
+    proposals of a draft model only. Prompts and proposals leave a row for each stream, long prompts
+    up to half of their rows to much shorter ones behind them, and `step_budget` limits prompt
+    tokens in steps that also decode; `offered_rows`: the rows that the last plan could use under
+    this limit.
     """
 
     def __init__(
@@ -176,7 +130,7 @@ class Scheduler:
             self.speculation.propose(self.running, joining=min(waiting, len(self._free_slots)))
         for waits_for_masks in (False, True):
             rows = (self.step_tokens, *self._offer())
-            draft = _Draft(*rows, self._step_image_rows, ready, waits_for_masks)
+            draft = StepDraft(*rows, self._step_image_rows, ready, waits_for_masks)
             for sequence in list(self.running):
                 if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
                     self._continue(sequence, draft)
@@ -272,7 +226,7 @@ class Scheduler:
         assert not self._moved, "an ended sequence has moved pages"
         self.cache_manager.check_idle()
 
-    def _continue(self, sequence: Sequence, draft: _Draft) -> None:
+    def _continue(self, sequence: Sequence, draft: StepDraft) -> None:
         start = sequence.launched
         draft.stream_rows -= sequence.remaining <= 1
         if sequence.spans:
@@ -298,7 +252,7 @@ class Scheduler:
         if proposed:
             self._launch_proposed(sequence, proposed, draft)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: StepDraft) -> None:
         """Admit sequences in order. One that lacks image features does not block the next ones; the
         images of the first sequences are requested even if none can be admitted."""
         if not self._resuming and not self._arriving:
@@ -321,7 +275,7 @@ class Scheduler:
         for _, sequence in self._arriving.in_turn(running):
             yield sequence
 
-    def _lacks_features(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
+    def _lacks_features(self, sequence: Sequence, draft: StepDraft, admitting: bool) -> bool:
         """Whether a waiting sequence lacks features that its first chunk needs."""
         known = sequence.awaited
         if known is None or (admitting and not _lacking(sequence, known, draft)):
@@ -331,7 +285,7 @@ class Scheduler:
         draft.ahead += [ImageNeed(sequence, digest) for digest in known]
         return _lacking(sequence, known, draft)
 
-    def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
+    def _admit(self, sequence: Sequence, draft: StepDraft) -> bool:
         if sequence.pending:  # preempted, and its last token is still on the device only
             return False
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
@@ -356,7 +310,7 @@ class Scheduler:
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
             sequence.cached = min(hit, len(sequence.request.prompt))
-        draft.slot_loads.append(_load(sequence, slot))
+        draft.slot_loads.append(slot_load(sequence, slot))
         self._launch(sequence, count, shared + grants, draft)
         return True
 
@@ -366,7 +320,7 @@ class Scheduler:
         manager = self.cache_manager
         return not sequence.epoch or manager.has_room(sequence, end, in_flight=self.step_tokens)
 
-    def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
+    def _chunk_tokens(self, sequence: Sequence, draft: StepDraft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
         start, length = sequence.launched, sequence.length
         if length >= sequence.most_tokens:
@@ -377,17 +331,56 @@ class Scheduler:
         if late is not None and not late.ready() and not draft.waits_for_masks:
             draft.lacks_mask = True
             return 0
-        rows = draft.budget - draft.stream_rows
-        if length - start > 1:
-            rows = min(rows, draft.prompt_rows and max(draft.prompt_rows, sequence.least_tokens))
-        end = start + min(length - start, rows)
+        rows, count = draft.budget - draft.stream_rows, length - start
+        if count > 1:
+            most = min(rows, draft.prompt_rows)
+            if count > most > 0:
+                most -= self._left_to_shorter(sequence, count, most, draft)
+            rows = min(rows, draft.prompt_rows and max(most, sequence.least_tokens))
+        end = start + min(count, rows)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
             return count
         count = _cut_to_features(sequence, sequence.cut_to_whole_images(count), draft)
         return self._cut_to_image_rows(sequence, count, draft)
 
-    def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: _Draft) -> int:
+    def _left_to_shorter(self, sequence: Sequence, count: int, rows: int, draft: StepDraft) -> int:
+        """How many of its `rows` a prompt that lacks `count` tokens leaves to much shorter prompts
+        behind it, which would wait for all of it: at most half."""
+        most, left = count // SHORTER, 0
+        for other in self._behind(sequence, draft):
+            lacks = other.remaining
+            if lacks > most and other.slot is None and other.shares_pages:
+                lacks -= self.cache_manager.cached_prefix(other)
+            left += lacks if lacks <= most else 0
+        return min(left, rows // 2)
+
+    def _behind(self, sequence: Sequence, draft: StepDraft) -> Iterator[Sequence]:
+        """The prompts behind this one that the next step can compute: running ones, and waiting
+        ones for which there are slots and perhaps pages."""
+        slots = len(self._free_slots)
+        if sequence.state is SequenceState.RUNNING:
+            behind = self.running[self.running.index(sequence) + 1 :]
+            yield from (each for each in behind if each.remaining > 1 and self._sees(each, draft))
+        else:
+            slots -= 1
+        if draft.out_of_pages:
+            return
+        for other in islice((each for each in self._in_turn() if each is not sequence), slots):
+            if other.pending or self.cache_manager.shortage.persists(other, draft.sizes(other)):
+                return
+            if self._sees(other, draft):
+                yield other
+
+    def _sees(self, sequence: Sequence, draft: StepDraft) -> bool:
+        """Whether the images of its next chunk have features, as far as that is known."""
+        awaited = sequence.awaited
+        if sequence.state is SequenceState.RUNNING:
+            begin = sequence.launched
+            awaited = self.cache_manager.images_needed(sequence, begin, begin + 1)
+        return not sequence.spans or (awaited is not None and all(map(draft.ready, awaited)))
+
+    def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: StepDraft) -> int:
         """`count` tokens, fewer if the step would fill too many image rows or lack features."""
         start, end = sequence.launched, sequence.launched + count
         images = reversed(images_within(sequence.spans, start, end))
@@ -403,7 +396,7 @@ class Scheduler:
         return [ImageNeed(sequence, digest) for digest in needed]
 
     def _launch(
-        self, sequence: Sequence, count: int, grants: list[PageGrant], draft: _Draft
+        self, sequence: Sequence, count: int, grants: list[PageGrant], draft: StepDraft
     ) -> None:
         assert sequence.slot is not None
         start, end = sequence.launched, sequence.launched + count
@@ -426,7 +419,9 @@ class Scheduler:
         sequence.launched = end
         sequence.pending += samples
 
-    def _launch_proposed(self, sequence: Sequence, tokens: tuple[int, ...], draft: _Draft) -> None:
+    def _launch_proposed(
+        self, sequence: Sequence, tokens: tuple[int, ...], draft: StepDraft
+    ) -> None:
         """Add a chunk for each proposed token, after the chunk with the sequence's last token."""
         assert sequence.slot is not None and sequence.launched == len(sequence.tokens)
         for start, token in enumerate(tokens, sequence.launched):
@@ -473,18 +468,13 @@ class Scheduler:
         sequence.slot = None
 
 
-def _load(sequence: Sequence, slot: int) -> SlotLoad:
-    known = tuple(sequence.tokens[: sequence.most_tokens])
-    return SlotLoad(slot, known, sequence.sampling)
-
-
-def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:
+def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: StepDraft) -> bool:
     """Whether features are missing. A first chunk needs the first image only, but all images if
     they are for cross-attention."""
     return not all(map(draft.ready, needed[:1] if sequence.inserted else needed))
 
 
-def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
+def _cut_to_features(sequence: Sequence, count: int, draft: StepDraft) -> int:
     """`count` tokens from `launched` on, fewer if features would be missing."""
     start, end = sequence.launched, sequence.launched + count
     for span in images_within(sequence.inserted, start, end):

@@ -53,6 +53,41 @@ def test_preempted_sequences_resume_in_the_order_of_their_admission() -> None:
     assert scheduler.preemptions == 2 and ids(scheduler) == ["bb", "ccc"]
 
 
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
+    """It takes at most half of the rows. Of prompts of similar length the first goes first, and
+    nothing is left to a prompt whose image is being encoded."""
+    scheduler = scheduler_of(pages=110, slots=9, step_tokens=40)
+
+    def chunks(ready: bool = True) -> list[tuple[str, int]]:
+        plan = scheduler.plan(lambda digest: ready)
+        found = [(name, length) for name, _, length, _ in shape(plan)]
+        list(scheduler.retire(plan, results(plan)))
+        return found
+
+    scheduler.add(request("first", 36, count=1))
+    assert chunks() == [("first", 36)]
+    scheduler.add(request("long", 400, count=1))
+    assert chunks() == [("long", 40)]
+    scheduler.add(request("again", 120, count=1))  # of which 36 tokens are cached
+    assert chunks() == [("long", 20), ("again", 20)]
+    assert chunks() == [("long", 20), ("again", 20)]
+    assert chunks()[0] == ("long", 20)
+    scheduler.finish(scheduler.running[-1])
+    scheduler.add(request("little", 12, count=1))
+    assert chunks() == [("long", 28), ("little", 12)]
+    similar = scheduler.add(request("similar", 100))
+    assert chunks() == [("long", 40)]
+    scheduler.finish(similar)
+    scheduler.add(looking("image", 9, ImageSpan(2, 3, False, b"x"), count=1))
+    assert chunks(ready=False) == [("long", 40)]
+    assert chunks() == [("long", 31), ("image", 9)]
+    for name in ("a", "bb", "ccc"):
+        scheduler.add(request(name, 18, count=1))
+    assert chunks() == [("long", 20), ("a", 18), ("bb", 2)]
+    assert chunks() == [("long", 20), ("bb", 16), ("ccc", 4)]
+    assert chunks() == [("long", 26), ("ccc", 14)]
+
+
 def longest_wait(flood: int) -> int:
     """Steps until the first token of any of 20 requests of a tenant, which has one at a time while
     another one always has `flood`, all with prompts of more than a step."""

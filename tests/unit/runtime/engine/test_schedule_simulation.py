@@ -466,7 +466,7 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert (tally.shared > SEEDS) == prefix_cache and tally.separate > SEEDS
     assert min(tally.masked, tally.late) > SEEDS
     assert (tally.overlapped > SEEDS) == (depth > 1), "sequences without a grammar waited, too"
-    assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25
+    assert min(tally.encoded, tally.waits) > SEEDS // 25 and tally.failed
     assert SEEDS < tally.accepted < tally.proposed - SEEDS
 
 

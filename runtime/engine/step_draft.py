@@ -1,0 +1,64 @@
+"""A step's plan under construction: its remaining budgets and its contents."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad
+from runtime.kv.page_group import KeyShift
+from runtime.kv.page_shift import MovedPages
+
+# Whether the features of the image with this digest are available.
+FeaturesReady = Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNeed:
+    """A sequence needs the features of an image, in the step just planned or in one of the next."""
+
+    sequence: Sequence
+    digest: bytes
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A plan under construction: its remaining budgets and its contents."""
+
+    budget: int  # remaining rows
+    prompt_rows: int  # how many of them may compute prompts
+    stream_rows: int  # how many of them the running streams need that follow, one each
+    image_rows: int  # remaining image rows
+    ready: FeaturesReady
+    waits_for_masks: bool = False
+    chunks: list[Chunk] = field(default_factory=list)
+    page_writes: list[PageWrite] = field(default_factory=list)
+    slot_loads: list[SlotLoad] = field(default_factory=list)
+    proposals: list[Chunk] = field(default_factory=list)
+    key_shifts: list[KeyShift] = field(default_factory=list)
+    out_of_pages: bool = False
+    lacks_mask: bool = False
+    used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
+    ahead: list[ImageNeed] = field(default_factory=list)  # images of possible later chunks
+
+    def sizes(self, sequence: Sequence) -> tuple[int, ...]:
+        """What limits the sequence's next chunk, if all features are available."""
+        return self.budget, self.prompt_rows, self.image_rows, sequence.length
+
+    def take(self, count: int, *, prompt: bool) -> None:
+        """Deduct `count` rows of a sequence from the budgets."""
+        self.budget -= count
+        if prompt:
+            self.prompt_rows = max(0, self.prompt_rows - count)
+
+    def move(self, sequence: Sequence, moved: MovedPages) -> None:
+        """Add the page moves of a shifted sequence, and a reload of its tokens into its slot."""
+        assert sequence.slot is not None
+        slot = sequence.slot
+        self.page_writes += [PageWrite(group, slot, *page) for group, *page in moved.pages]
+        self.key_shifts += moved.key_shifts
+        self.slot_loads.append(slot_load(sequence, slot))
+
+
+def slot_load(sequence: Sequence, slot: int) -> SlotLoad:
+    known = tuple(sequence.tokens[: sequence.most_tokens])
+    return SlotLoad(slot, known, sequence.sampling)
