@@ -182,8 +182,8 @@ class RecordedSteps:
 
     def _refuse_steps(self, key: _Key, error: NotRecordableError) -> None:
         """If steps with other numbers of rows are recorded, the cause is this number, such as the
-        memory that it needs."""
-        if self._recordings:
+        memory that it needs. What prompts lack says nothing about decode steps."""
+        if self._recordings or key.form is RowForm.ONE_SPAN:
             self._refused.add(key)
         else:
             self._recordable = False

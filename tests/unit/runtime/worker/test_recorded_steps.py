@@ -220,8 +220,8 @@ def test_prompts_are_not_recorded_with_states_of_sequences() -> None:
 def test_a_prompt_that_is_not_recordable_leaves_decode_steps() -> None:
     step = Steps(model := Model(3), stateful=False)
     step.recorded._recorder = SpanRecorder(ROWS, nbytes=1 << 12)
-    step(2)
     assert len(step(3, form=RowForm.ONE_SPAN).states) == 3
+    step(2)
     assert step.recorded.rows(RowForm.ONE_SPAN, 3) is None
     step(2)
     step(2, form=RowForm.ONE_SPAN)
