@@ -182,6 +182,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),
     Family("phi3", ("phi3",), space_prefix="every piece"),
     Family("phimoe", ("phimoe",), space_prefix="every piece"),
+    Family("plamo", ("plamo", "plamo2", "plamo3")),
     Family("plm", ("plm",), pre_tokenizer="qwen2"),
     Family("qwen2", ("qwen", "qwen2"), pre_tokenizer="qwen2"),
     Family("qwen2", ("pangu-embedded",)),

@@ -304,11 +304,11 @@ class TensorScope:
     def rms_norm(
         self, name: str, eps: float, *, size: int, alt: str | None = None, optional: bool = False
     ) -> RMSNorm | None:
-        """The norm `name`, or else `alt`."""
+        """The norm `name`, or else `alt`; with or without the suffix `.weight`."""
         name = self._either(name, alt)
         if optional and self._tensors.lacks(self._full(name)):
             return None
-        return RMSNorm(self.vector(name, size=size), eps)
+        return RMSNorm(self.vector(name, size=size, bare=True), eps)
 
     def layer_norm(self, name: str, eps: float, *, size: int) -> LayerNorm:
         """The norm `name` with its bias, or zeros if it has none."""

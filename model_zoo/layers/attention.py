@@ -219,9 +219,11 @@ def alibi_slopes(heads: int, most: float = 8.0) -> Tensor:
 
 
 def _per_head(x: Tensor, norm: HeadsNorm | None) -> tuple[Tensor, RMSNorm | None]:
-    """x with the RMS norm of single heads, which is still to be applied; or x after another
+    """x with the RMS norm that all heads share, which is still to be applied; or x after another
     norm."""
-    return (x, norm) if norm is None or isinstance(norm, RMSNorm) else (norm(x), None)
+    if isinstance(norm, RMSNorm) and (norm.weight is None or norm.weight.dim() == 1):
+        return x, norm
+    return (x if norm is None else norm(x)), None
 
 
 def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
@@ -246,16 +248,31 @@ def head_layer_norms(w: TensorScope, sizes: TextSizes, index: int) -> AttentionO
     has none."""
     if not (w.has("attn_q_norm") or w.has("attn_k_norm")):
         return AttentionOptions()
-    heads, kv_heads = sizes.heads[index], sizes.kv_heads[index]
-    split = divided_heads(w, heads, kv_heads)
     q_norm, k_norm = (
-        LayerNorm(weight := table[held.begin : held.end], torch.zeros_like(weight), sizes.eps)
-        for table, held in (
-            (w.table("attn_q_norm.weight", shape=(heads, sizes.key_dim)), split.heads),
-            (w.table("attn_k_norm.weight", shape=(kv_heads, sizes.key_dim)), split.kv_heads),
-        )
+        LayerNorm(weight, torch.zeros_like(weight), sizes.eps)
+        for weight in _weights_of_heads(w, sizes, index)
     )
     return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
+
+
+def norms_of_each_head(
+    w: TensorScope, sizes: TextSizes, index: int, *, eps: float
+) -> AttentionOptions:
+    """RMS norms by the same names, with weights for each head."""
+    q_norm, k_norm = (RMSNorm(weight, eps) for weight in _weights_of_heads(w, sizes, index))
+    return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
+
+
+def _weights_of_heads(w: TensorScope, sizes: TextSizes, index: int) -> tuple[Tensor, Tensor]:
+    """The norms' weights for the queries and keys of this rank's heads, [heads, key_dim] each."""
+    heads, kv_heads = sizes.heads[index], sizes.kv_heads[index]
+    split = divided_heads(w, heads, kv_heads)
+    queries = w.table("attn_q_norm.weight", shape=(heads, sizes.key_dim))
+    keys = w.table("attn_k_norm.weight", shape=(kv_heads, sizes.key_dim))
+    return (
+        queries[split.heads.begin : split.heads.end],
+        keys[split.kv_heads.begin : split.kv_heads.end],
+    )
 
 
 def _outs(split: HeadSplit, cache: LayerCache, parts: int) -> tuple[Split, Split, Split]:

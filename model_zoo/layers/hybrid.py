@@ -5,14 +5,20 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.text_sizes import TextSizes
 
-_KV_HEADS, _INTERVAL = "attention.head_count_kv", "full_attention_interval"
+_HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
+_INTERVAL = "full_attention_interval"
 _RECURRENT = "attention.recurrent_layers"
 
 
 def read_sizes(w: TensorScope, metadata: Metadata, *, head_dim: int | None = None) -> TextSizes:
-    """The sizes without draft layers, whose tensors are not loaded; key heads as `key_heads`.
+    """The sizes without draft layers, whose tensors are not loaded; heads as `key_heads`.
     head_dim: as of `TextSizes.read`."""
-    sizes = TextSizes.read(metadata, head_dim=head_dim, kv_heads=key_heads(metadata))
+    sizes = TextSizes.read(
+        metadata,
+        head_dim=head_dim,
+        heads=_without_zeros(metadata, _HEADS),
+        kv_heads=key_heads(metadata),
+    )
     return without_draft_layers(w, sizes)
 
 
@@ -41,9 +47,14 @@ def without_key_heads(metadata: Metadata) -> tuple[bool, ...] | None:
 def key_heads(metadata: Metadata) -> tuple[int, ...] | None:
     """Key heads by layer; None if the file states one number for all. Layers for which it states 0
     get the number of the others."""
-    if metadata.length(_KV_HEADS) is None:
+    return _without_zeros(metadata, _KV_HEADS)
+
+
+def _without_zeros(metadata: Metadata, key: str) -> tuple[int, ...] | None:
+    """Numbers of heads by layer, as `key_heads`."""
+    if metadata.length(key) is None:
         return None
-    stated = metadata.require_array(_KV_HEADS, int)
+    stated = metadata.require_array(key, int)
     if any(count < 0 for count in stated) or not any(stated):
-        raise metadata.error(_KV_HEADS, "counts key heads for no layer, or fewer than none")
+        raise metadata.error(key, "counts heads for no layer, or fewer than none")
     return tuple(count or max(stated) for count in stated)

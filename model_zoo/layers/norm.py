@@ -12,7 +12,10 @@ from runtime.quant.weight import Compute
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RMSNorm:
-    """weight float32 [size], or None for ones. x [..., size] -> like x, computed in float32."""
+    """weight float32 [size], [heads, size] for x [tokens, heads, size], or None for ones.
+
+    x [..., size] -> like x, computed in float32.
+    """
 
     weight: Tensor | None
     eps: float

@@ -52,8 +52,9 @@ class TextSizes:
             heads = metadata.require_per_layer("attention.head_count", layers)
         if kv_heads is None:
             kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
-        if len(kv_heads) != layers:
-            raise metadata.error("attention.head_count_kv", f"has {len(kv_heads):,} entries")
+        for key, counts in (("head_count", heads), ("head_count_kv", kv_heads)):
+            if len(counts) != layers:
+                raise metadata.error(f"attention.{key}", f"has {len(counts):,} entries")
         for number, shared in zip(heads, kv_heads, strict=True):
             if number % shared:
                 raise metadata.error(

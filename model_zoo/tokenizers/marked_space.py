@@ -14,9 +14,13 @@ def without_marks(text: str) -> str:
     return text.replace(SPACE, " ")
 
 
+def byte_of(token: str) -> int | None:
+    """The byte that a token represents; None for ordinary tokens."""
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return None if byte is None else int(byte[1], 16)
+
+
 def marked_bytes(token: str) -> bytes:
     """The bytes of an ordinary or byte token."""
-    byte = _BYTE_TOKEN.fullmatch(token)
-    if byte:
-        return bytes([int(byte[1], 16)])
-    return without_marks(token).encode(errors="replace")
+    value = byte_of(token)
+    return without_marks(token).encode(errors="replace") if value is None else bytes([value])

@@ -11,6 +11,7 @@ from model_zoo.families import only_embeds
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
 from model_zoo.tokenizers.gemma_bpe import GemmaBPE
 from model_zoo.tokenizers.marked_space import SPACE
+from model_zoo.tokenizers.plamo import PlamoUnigram
 from model_zoo.tokenizers.prefix_space import PrefixSpace, prefix_space
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
 from model_zoo.tokenizers.sentencepiece_bpe import SentencePieceBPE
@@ -31,7 +32,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 
 _NFC = NFC()  # `unicodedata` takes quadratic time for runs of combining marks
 _GRANITE_EMBEDDING, _WORDS = "granite-embed-multi-311m", "whitespace"
-_KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
+_KINDS = ("gpt2", "llama", "gemma4", "bert", "t5", "plamo2")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
 
@@ -57,6 +58,7 @@ class _TextRules:
     | WordPiece                   | yes        | yes | BertTokenizer; llama-vocab.cpp           |
     | Unigram: XLM-RoBERTa in bert | yes       | yes | XLMRobertaTokenizer                     |
     | Unigram: T5                 | no         | yes | T5Tokenizer; llama-vocab.cpp             |
+    | Unigram: PLaMo 2 and 3      | no         | no  | Plamo2Tokenizer; llama-vocab.cpp         |
     """
 
     bos: bool = False
@@ -127,6 +129,8 @@ def _codec(
         return WordBPE(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "bert":
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
+    if kind == "plamo2":
+        return PlamoUnigram(metadata, vocabulary), _TextRules()
     if kind == "t5":
         return Unigram(metadata, vocabulary), _TextRules(bos=only_embeds(architecture), eos=True)
     codec = SentencePieceBPE(metadata, vocabulary, architecture=architecture)

@@ -50,6 +50,7 @@ END_TEXTS = frozenset(
         "<end_of_utterance>",
         "<eos>",
         "<turn|>",
+        "<|plamo:op|>",
         "<|tool_response>",
         "<｜end▁of▁sentence｜>",
         "</s>",
@@ -71,7 +72,7 @@ _TYPES_KEY = "tokenizer.ggml.token_type"
 _SCORES_KEY = "tokenizer.ggml.scores"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
 # are then ordinary text unless a role or their text identifies them.
-_TYPED = ("llama", "t5", "gemma4")
+_TYPED = ("llama", "t5", "gemma4", "plamo2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,11 @@ _ROLES: Mapping[str, Mapping[str, _Role]] = {
         _UNKNOWN: _Role((_UNKNOWN,), ("<unk>",)),
     },
     "gemma4": _SENTENCEPIECE,
+    "plamo2": {
+        _BOS: _Role((_BOS,), ("<|plamo:bos|>",)),
+        _EOS: _Role((_EOS,), ("<|plamo:eos|>",)),
+        _UNKNOWN: _Role((_UNKNOWN,), ("<|plamo:unk|>",)),
+    },
     "bert": {
         _BOS: _Role((_BOS, "cls_token_id"), ("[CLS]",)),
         # A text ends with the separator, whatever EOS the file states besides.

@@ -36,6 +36,7 @@ from tests.families import (
     mamba_families,
     minicpm_families,
     olmo_families,
+    plamo_families,
     qwen_families,
     routed_families,
     sigmoid_families,
@@ -458,6 +459,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **plamo_families.FAMILIES,
     **qwen_families.FAMILIES,
     "seed_oss": TextFamily(
         SeedOssConfig,

@@ -50,6 +50,7 @@ SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
         for family in ("deepseek", "qwen2moe")
     },
     ("exaone4", "plain"): {"num_hidden_layers": 64},  # windows in models of this depth only
+    ("plamo2", "plain"): {"attention_window_size": 100},  # it knows no windows
     ("smallthinker", "plain"): {"sliding_window_size": 4096},  # whatever the file states
     ("starcoder2", "window_with_own_head"): {"sliding_window": None},
     ("nemotron", "tied_with_biases"): {"head_dim": 16},  # heads as wide as hidden / heads

@@ -4,6 +4,7 @@ from typing import Any
 
 from model_zoo.convert.vocabularies.byte_level import byte_level, is_byte_level
 from model_zoo.convert.vocabularies.files import TokenizerFiles
+from model_zoo.convert.vocabularies.plamo import plamo
 from model_zoo.convert.vocabularies.roles import role_keys
 from model_zoo.convert.vocabularies.sentencepiece import (
     from_merges,
@@ -40,6 +41,8 @@ def _table(
     files: TokenizerFiles, architecture: str, kind: str | None
 ) -> tuple[TokenTable, dict[str, Any]]:
     model = files.model.get("type")
+    if files.token_lines is not None:
+        return plamo(files)
     if model == "BPE" and is_byte_level(files):
         return byte_level(files, architecture)
     if model == "BPE" and kind == "gemma4":

@@ -21,7 +21,8 @@ class AddedToken:
 
 
 class TokenizerFiles:
-    """tokenizer.json, tokenizer.model and their settings files; missing ones are empty."""
+    """tokenizer.json, tokenizer.model, tokenizer.jsonl and their settings files; missing ones are
+    empty."""
 
     def __init__(self, folder: Path, config: Configuration) -> None:
         self.folder = folder
@@ -39,6 +40,11 @@ class TokenizerFiles:
     @property
     def sentencepiece(self) -> Path | None:
         path = self.folder / "tokenizer.model"
+        return path if path.exists() else None
+
+    @property
+    def token_lines(self) -> Path | None:
+        path = self.folder / "tokenizer.jsonl"
         return path if path.exists() else None
 
     def added_tokens(self) -> dict[int, AddedToken]:

@@ -19,7 +19,14 @@ _ROLES = {
 }
 # Texts of tokens that end a turn or a message.
 _TURN_ENDS = {
-    "eot_token_id": ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>"),
+    "eot_token_id": (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|end|>",
+        "<|plamo:op|>",
+    ),
     "eom_token_id": ("<|eom_id|>",),
 }
 

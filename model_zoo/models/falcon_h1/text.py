@@ -6,11 +6,10 @@ Converters have multiplied the matrices by the multipliers of the authors' check
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import Block
+from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.mamba2 import Mamba2
-from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.side_by_side import SideBySide
@@ -41,16 +40,11 @@ def _layer(
     *,
     normed: bool,
 ) -> TextLayer:
-    """Files of llama.cpp's converter have no suffix in the name of the second norm."""
     cache = sizes.cache(index, Full())
     mixer = SideBySide(
         SelfAttention(w, sizes, index, cache),
         Mamba2(w, hidden=sizes.hidden, sizes=states, eps=sizes.eps, normed=normed),
     )
-    block = Block(
-        w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden),
-        mixer,
-        RMSNorm(w.vector("ffn_norm", size=sizes.hidden, bare=True), sizes.eps),
-        GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index]),
-    )
+    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    block = BlockOptions().read(w, sizes, mixer, feed_forward)
     return TextLayer(block, cache, rotary, beside=states.cache)
