@@ -194,6 +194,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
     Family("qwen3next", _QWEN35, pre_tokenizer="qwen35"),
     Family("qwen3vl", _QWEN3VL, (*_QWEN3VL_VISION, "qwen3vl_merger"), _QWEN3VL_VISION, "qwen2"),
+    Family("rwkv7", ("rwkv7",)),
     Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smallthinker", ("smallthinker",), pre_tokenizer="qwen2"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),

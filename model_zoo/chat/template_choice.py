@@ -29,8 +29,8 @@ _BAICHUAN = (
     "{% if add_generation_prompt %}ANSWER{% endif %}"
 )
 _LARGEST_BAICHUAN_1 = 100_000  # tokens; the vocabulary of Baichuan 2 has 125,696
-# Names of llama.cpp's own templates that files state instead of one: those of Moondream.
-_BARE_NAMES = ("vicuna",)
+# Names of llama.cpp's own templates that files state instead of one: those of Moondream and RWKV.
+_BARE_NAMES = ("vicuna", "rwkv-world")
 _FALLBACKS: Mapping[str, str] = {
     "chatml": (
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -87,6 +87,12 @@ _FALLBACKS: Mapping[str, str] = {
         " | join %}{% endif %}"
         "Question: {{ first if loop.first else '' }}{{ content | trim }}\n\nAnswer:{% endif %}"
         "{% endfor %}"
+    ),
+    "rwkv": (
+        "{% for message in messages %}"
+        "{{ {'user': 'User', 'assistant': 'Assistant'}.get(message['role'], 'System') }}: "
+        + _CONTENT
+        + "\n\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
     ),
     "mistral": (
         "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
@@ -177,6 +183,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
             return family
     name = str(metadata.get("general.name", "")).lower()
     sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    if metadata.get("tokenizer.ggml.model") == "rwkv":
+        return "rwkv"
     if architecture == "deepseek32" and "<｜User｜>" in control:
         return "deepseek32"
     if architecture == "minicpm" and sentencepiece:

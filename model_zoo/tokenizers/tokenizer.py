@@ -28,11 +28,12 @@ from model_zoo.tokenizers.vocabulary import (
 )
 from model_zoo.tokenizers.word_bpe import WordBPE
 from model_zoo.tokenizers.wordpiece import WordPiece
+from model_zoo.tokenizers.world import WorldTokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _NFC = NFC()  # `unicodedata` takes quadratic time for runs of combining marks
 _GRANITE_EMBEDDING, _WORDS = "granite-embed-multi-311m", "whitespace"
-_KINDS = ("gpt2", "llama", "gemma4", "bert", "t5", "plamo2")
+_KINDS = ("gpt2", "llama", "gemma4", "bert", "t5", "plamo2", "rwkv")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
 
@@ -59,6 +60,7 @@ class _TextRules:
     | Unigram: XLM-RoBERTa in bert | yes       | yes | XLMRobertaTokenizer                     |
     | Unigram: T5                 | no         | yes | T5Tokenizer; llama-vocab.cpp             |
     | Unigram: PLaMo 2 and 3      | no         | no  | Plamo2Tokenizer; llama-vocab.cpp         |
+    | longest bytes: RWKV         | no         | no  | llama-vocab.cpp                          |
     """
 
     bos: bool = False
@@ -131,6 +133,8 @@ def _codec(
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "plamo2":
         return PlamoUnigram(metadata, vocabulary), _TextRules()
+    if kind == "rwkv":
+        return WorldTokenizer(vocabulary), _TextRules()
     if kind == "t5":
         return Unigram(metadata, vocabulary), _TextRules(bos=only_embeds(architecture), eos=True)
     codec = SentencePieceBPE(metadata, vocabulary, architecture=architecture)

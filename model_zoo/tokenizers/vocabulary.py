@@ -72,7 +72,7 @@ _TYPES_KEY = "tokenizer.ggml.token_type"
 _SCORES_KEY = "tokenizer.ggml.scores"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
 # are then ordinary text unless a role or their text identifies them.
-_TYPED = ("llama", "t5", "gemma4", "plamo2")
+_TYPED = ("llama", "t5", "gemma4", "plamo2", "rwkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,8 @@ def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> V
     ends = {eos_id, *(stated[key] for key in _END_KEYS), *_end_list(metadata, len(tokens))}
     end_tokens = _end_tokens(ends, tokens, types, ids)
     named = end_tokens | {token for token in (bos_id,) if token is not None}
+    if metadata.get("tokenizer.ggml.model") == "rwkv":  # an end of answers is a paragraph break
+        named = frozenset(token for token in named if types[token] != TokenType.NORMAL)
     control, user_defined = _special_texts(tokens, types, named)
     return Vocabulary(
         tokens, types, ids, bos_id, eos_id, unknown_id, end_tokens, control, user_defined

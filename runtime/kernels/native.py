@@ -50,6 +50,7 @@ SIGNATURES = {
     "caravan_delta": ([_pointer, _int], None),
     "caravan_state_space": ([_pointer, _int], None),
     "caravan_selective_scan": ([_pointer, _int], None),
+    "caravan_wkv7": ([_pointer, _int], None),
     "caravan_short_convolution": ([*6 * [_pointer], *3 * [_int], _pointer, _pointer, _int], None),
     "caravan_rms_norm": (
         [_pointer, _int64, _pointer, _int, _float, *3 * [_int], _pointer, _int],

@@ -31,6 +31,8 @@ from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
 from runtime.kernels.triton.state_space import COLUMNS as STATE_COLUMNS
 from runtime.kernels.triton.state_space import state_space_kernel
+from runtime.kernels.triton.wkv import COLUMNS as WKV_COLUMNS
+from runtime.kernels.triton.wkv import wkv7_kernel
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -222,6 +224,27 @@ def scan(*, single: bool) -> Specimen:
     )  # fmt: skip
 
 
+def wkv(*, single: bool) -> Specimen:
+    """The recurrence of RWKV 7 2.9B, of one row a span or of many."""
+    strides = tuple(f"{name}_stride" for name in ("query", "decay", "key", "value", "rate"))
+    inputs = {
+        name: kind for name, kind in RECURRENT.items() if name not in ("result", "row_stride")
+    }
+    return Specimen(
+        wkv7_kernel,
+        {
+            **dict.fromkeys(("queries", "keys", "values", "answers", "own"), "*bf16"),
+            **dict.fromkeys(
+                ("decays", "rates", "removed", "added", "own_factors", "states"), "*fp32"
+            ),
+            **inputs, **dict.fromkeys(strides, "i32"),
+            **dict.fromkeys(("least_log", "least_length"), "fp32"),
+        },
+        {"HEADS": 40, "SIZE": 64, "PADDED": 64, "COLUMNS": WKV_COLUMNS, "SINGLE": single},
+        strides, warps=1,
+    )  # fmt: skip
+
+
 def moments() -> Specimen:
     types = {"x": "*bf16", "means": "*fp32", "deviations": "*fp32", "row_stride": "i32"}
     return Specimen(
@@ -275,6 +298,8 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "delta rule, a row": delta(single=True),
         "delta rule, rows": delta(single=False),
         "delta rule of elements, rows": delta(single=False, decays=DIM),
+        "wkv7, a row": wkv(single=True),
+        "wkv7, rows": wkv(single=False),
         "selective scan, a row": scan(single=True),
         "selective scan, rows": scan(single=False),
         "state space, a row": space(single=True),

@@ -56,7 +56,7 @@ def assert_other_code(code: Mapping[str, Compiled]) -> None:
     """16 bytes a load of many adjacent elements; states of sequences are in registers."""
     for name, kernel in code.items():
         assert kernel.stack == 0, (name, kernel)
-        with_states = any(part in name for part in ("delta", "scan", "state"))
+        with_states = any(part in name for part in ("delta", "scan", "state", "wkv"))
         assert kernel.registers <= (168 if with_states else 64), (name, kernel)
         if not any(part in name for part in ("interleaved", "q4_0", "convolution", "of rows")):
             assert kernel.count("LDG.E.128"), (name, kernel.instructions)

@@ -9,6 +9,7 @@ import torch
 from runtime.kernels.triton.delta import gated_delta, short_convolution
 from runtime.kernels.triton.selective_scan import selective_scan
 from runtime.kernels.triton.state_space import state_space
+from runtime.kernels.triton.wkv import wkv7
 from tests.kernels.sequence_steps import RULES, Kernels, Sequences
 from tests.kernels.test_delta import check_sums
 
@@ -21,6 +22,7 @@ KERNELS: dict[str, Kernels] = {
     ),
     "state space": (short_convolution, state_space),
     "selective scan": (short_convolution, selective_scan),
+    "wkv7": (short_convolution, wkv7),
 }
 
 
@@ -46,6 +48,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("state space", "odd_sizes"),
         ("selective scan", "one_head"),
         ("selective scan", "odd_sizes"),
+        ("wkv7", "one_head"),
+        ("wkv7", "odd_sizes"),
     ],
 )
 def test_steps_of_any_length_give_the_result_of_the_whole_sequence(rule: str, shape: str) -> None:
@@ -61,7 +65,7 @@ def test_results_of_a_convolution_may_be_sums() -> None:
     check_sums(partial(short_convolution, curved=False))
 
 
-@pytest.mark.parametrize("rule", ["delta", "state space", "selective scan"])
+@pytest.mark.parametrize("rule", ["delta", "state space", "selective scan", "wkv7"])
 def test_bits_do_not_depend_on_steps_or_other_sequences(rule: str) -> None:
     together, apart = (
         Sequences(RULES[rule], "groups", LENGTHS).steps(steps, KERNELS[rule])

@@ -46,6 +46,7 @@ from tests.families import (
     unrotated_families,
 )
 from tests.families.mamba_families import MULTIPLIERS
+from tests.families.rwkv_families import RWKV7
 from tests.families.text_family import (
     KEY_LENGTHS,
     LLAMA3_ROPE,
@@ -461,6 +462,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     **plamo_families.FAMILIES,
     **qwen_families.FAMILIES,
+    "rwkv7": RWKV7,
     "seed_oss": TextFamily(
         SeedOssConfig,
         SIZES | rope(1e7) | {"head_dim": 32, "pad_token_id": None},
@@ -485,6 +487,6 @@ DIVERSE = tuple(
     """
     llama apertus bloom command-r deepseek2 falcon-h1 gemma2 gemma3 gemma3n gemma4 gpt-oss gpt2
     granitehybrid kimi-linear lfm2 llama4 mamba minimax-m2 mllama nemotron_h_moe olmo olmo2 phi2
-    phi3 qwen35moe
+    phi3 qwen35moe rwkv7
     """.split()
 )

@@ -80,13 +80,15 @@ class CompleteFile:
     """A file of which test_missing_keys.py removes each key and each tensor in turn.
 
     optional_keys: those that the loader does not need, without the architecture, separated by
-    spaces; every other missing key must be an error. optional_tensors: likewise.
+    spaces; every other missing key must be an error. optional_tensors: likewise. unused_tensors:
+    those of them that no layer uses, whatever their shapes.
     """
 
     config: str = "plain"
     flavour: str = ""
     optional_keys: str = ""
     optional_tensors: str = ""
+    unused_tensors: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,20 @@ _EDGES = (*_NUMBERS, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) -
 _FLOATS = (0.0, -0.0, -1.0, 1e-45, 1e38, float("nan"), float("inf"), float("-inf"))
 # Values for text keys: names that the code compares with, and texts that could stall or crash it.
 _TEXTS = (
-    *("", "\0", "gpt2", "llama", "bert", "t5", "gemma4", "rwkv", "default", "qwen2", "refact"),
+    *(
+        "",
+        "\0",
+        "gpt2",
+        "llama",
+        "bert",
+        "t5",
+        "gemma4",
+        "plamo2",
+        "rwkv",
+        "default",
+        "qwen2",
+        "refact",
+    ),
     *("clip", "mmproj", "<s>", "<|im_end|>", "<0x41>", "<0xZZ>", "\u2581", "a b c", " ", "ÿ" * 300),
     *("(a+)+$", "(?:x|x)*y", "[", r"(?<n>a)\k<n>", "\ud7ff\ufdd0\U0010ffff"),
 )

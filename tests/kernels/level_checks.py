@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels import delta, experts, routing, selective_scan, state_space
+from runtime.kernels import delta, experts, routing, selective_scan, state_space, wkv
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
@@ -58,7 +58,7 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
     check_caches()
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
-    for module in (delta, experts, routing, selective_scan, state_space):
+    for module in (delta, experts, routing, selective_scan, state_space, wkv):
         monkeypatch.setattr(module, "library", lambda: kernels)
     check_experts()
     check_recurrent_layers()
@@ -141,7 +141,7 @@ def check_experts() -> None:
 
 
 def check_recurrent_layers() -> None:
-    rules = "tiled delta", "state space", "selective scan"
+    rules = "tiled delta", "state space", "selective scan", "wkv7"
     for rule, shape in product(rules, ("groups", "odd_sizes")):
         test_recurrent_rules.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
             rule, shape, "fast"

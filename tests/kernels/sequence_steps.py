@@ -1,9 +1,10 @@
 """Random sequences in recurrent layers, in steps of some rows each, and what `transformers`
 computes of them at once."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from runtime.kernels.selective_scan import (
     selective_scan_twin,
 )
 from runtime.kernels.state_space import StateSpace, state_space, state_space_twin
+from runtime.kernels.wkv import WkvHeads, WkvRows, wkv7, wkv7_twin
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 TAPS, PAGES = 3, 7
@@ -41,7 +43,7 @@ SHAPES: Mapping[str, Shape] = {
     "odd_sizes": (3, 6, 20, 37),
 }
 # A convolution and a rule.
-Kernels = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+Kernels = tuple[Callable[..., Tensor], Callable[..., Any]]
 
 
 def curved_twin(*arguments: object, **options: object) -> Tensor:
@@ -70,7 +72,7 @@ class Rule(Protocol):
 
     def call(
         self,
-        kernel: Callable[..., Tensor],
+        kernel: Callable[..., Any],
         mixed: Tensor,
         columns: Sequence[Tensor],
         parameters: Sequence[Tensor],
@@ -211,12 +213,55 @@ class Mamba:
         return rows[0].t().unsqueeze(2)
 
 
+@dataclass(frozen=True)
+class Wkv7:
+    """The recurrence of RWKV 7, as in the authors' code, in float64; no head shares keys. Results
+    are the answers of the states and the parts of the rows themselves, one after the other."""
+
+    shapes: ClassVar[Mapping[str, Shape]] = {
+        "one_head": (1, 1, 16, 16),
+        "groups": (3, 3, 32, 32),
+        "odd_sizes": (2, 2, 77, 77),
+        "real": (2, 2, 64, 64),
+    }
+    kernels: ClassVar[Mapping[str, Kernels]] = {
+        "fast": (short_convolution, wkv7),
+        "twin": (curved_twin, wkv7_twin),
+    }
+    columns: ClassVar[tuple[bool, ...]] = (True, True)
+    parameters: ClassVar[tuple[bool, ...]] = (True, True, True)
+    biased: ClassVar[bool] = False
+    atol: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
+
+    def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
+        queries, keys, values = mixed.chunk(3, dim=1)
+        rows = WkvRows(queries, columns[0], keys, values, columns[1])
+        return torch.cat(kernel(rows, WkvHeads(*parameters), pages, plan), dim=2)
+
+    def expected(self, mixed, columns, parameters, shape) -> Tensor:
+        _, heads, _, size = shape
+        r, k, v = (part.double().unflatten(1, (heads, size)) for part in mixed.chunk(3, dim=1))
+        w, a = (column.double().sigmoid().unflatten(1, (heads, size)) for column in columns)
+        k_k, k_a, r_k = (each.double().view(heads, size) for each in parameters)
+        w, kk = (-math.exp(-0.5) * w).exp(), k * k_k
+        kk = kk / kk.norm(dim=2, keepdim=True)
+        k = k * (1 + (a - 1) * k_a)
+        state, rows = torch.zeros(heads, size, size, dtype=torch.float64), []
+        for n in range(len(mixed)):  # the state is [values, keys]
+            removed = (state @ -kk[n, :, :, None]) @ (kk[n] * a[n])[:, None]
+            state = state * w[n, :, None] + removed + v[n, :, :, None] @ k[n, :, None]
+            own = (r[n] * k[n] * r_k).sum(dim=1, keepdim=True) * v[n]
+            rows.append(torch.cat([(state @ r[n, :, :, None])[:, :, 0], own], dim=1))
+        return torch.stack(rows).float()
+
+
 RULES: Mapping[str, Rule] = {
     "delta": GatedDelta(),
     "tiled delta": GatedDelta(tiled=True),
     "delta of elements": GatedDelta(by_element=True),
     "state space": Mamba2(),
     "selective scan": Mamba(),
+    "wkv7": Wkv7(),
 }
 
 

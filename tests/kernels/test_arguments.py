@@ -17,6 +17,7 @@ from runtime.kernels.native import library
 from runtime.kernels.pointwise import layer_norm, rms_norm, rope_halves, silu_mul
 from runtime.kernels.selective_scan import Channels, ScanRows, selective_scan
 from runtime.kernels.state_space import StateSpace, state_space
+from runtime.kernels.wkv import WkvHeads, WkvRows, wkv7
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Weight
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
@@ -85,6 +86,13 @@ def select(size: int = KEY, *, steps: int = 4, rates: int = KEY) -> Tensor:
     return selective_scan(ScanRows(values, numbers, keys, queries), channels, pages, plan())
 
 
+def recur(size: int = KEY, *, heads: int = 4, factors: int = 4) -> tuple[Tensor, Tensor]:
+    pages = LayerPages(torch.zeros(1, 1), torch.zeros(1, 4, KEY, KEY), 0)
+    parts = [torch.zeros(ROWS, heads * size) for _ in range(5)]
+    numbers = [torch.zeros(factors * KEY) for _ in range(3)]
+    return wkv7(WkvRows(*parts), WkvHeads(*numbers), pages, plan())
+
+
 SOUND: dict[str, Callable[[], object]] = {
     "attend": attend,
     "write": write,
@@ -92,8 +100,12 @@ SOUND: dict[str, Callable[[], object]] = {
     "learn": learn,
     "scan": scan,
     "select": select,
+    "recur": recur,
 }
 REFUSED: dict[str, Callable[[], object]] = {
+    "a state that is not as wide as the keys": lambda: recur(KEY + 1),
+    "rows of fewer heads than the state": lambda: recur(heads=3),
+    "factors of fewer heads than the state": lambda: recur(factors=3),
     "queries wider than the cached keys": lambda: attend(KEY + 1),
     "queries narrower than the cached keys": lambda: attend(KEY - 1),
     "keys of fewer pages than values": lambda: attend(

@@ -65,6 +65,23 @@ def test_conversations_that_share_prompts_get_the_answers_they_get_alone(model) 
     assert statistics.pages_owned == 0
 
 
+@pytest.mark.parametrize("family", ["mamba", "rwkv7"])
+def test_models_without_attention_go_on_from_checkpoints_with_the_numbers_of_fresh_ones(
+    tmp_path, family
+) -> None:
+    model, _ = hybrid(family, "plain", tmp_path)
+    base = tuple(range(50, 140))
+    requests = [scored(f"{n}", (*base, *range(n, n + 9)), tokens=12) for n in range(4)]
+    with running(model, prefix_cache=False, step_tokens=256) as engine:
+        alone = answers(engine, requests, together=False)
+    with running(model, depth=2) as engine:
+        first = answers(engine, requests[:1], together=False)
+        others = answers(engine, requests[1:], together=True)
+    assert [d.tokens for d in first + others] == [d.tokens for d in alone]
+    assert [d.logprobs for d in first + others] == [d.logprobs for d in alone]
+    assert engine.statistics().checkpoint_hits_total > 0
+
+
 def test_without_bytes_for_checkpoints_only_unused_states_are_checkpoints(model) -> None:
     turn = scored("a", tuple(range(50, 150)))
     for sequences, cached in ((1, 0), (2, 80)):

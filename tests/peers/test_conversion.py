@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, Changes] = {
     "dots1": {"num_key_value_heads": 4},  # as many key heads as heads
     "olmoe": {"num_key_value_heads": 4},
     "gpt-oss": rope(150000.0),  # with YaRN it rounds the ends of the range to whole frequencies
+    "rwkv7": {"head_dim": 64},  # it writes beyond the states of other heads
     # One size of chunks and one temperature, the published models'.
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
     # States are square.

@@ -6,13 +6,15 @@ from functools import partial
 from runtime.kernels.triton import delta
 from runtime.kernels.triton.selective_scan import selective_scan
 from runtime.kernels.triton.state_space import state_space
-from tests.kernels.sequence_steps import GatedDelta, Kernels, Mamba, Mamba2, Rule, Sequences
+from runtime.kernels.triton.wkv import wkv7
+from tests.kernels.sequence_steps import GatedDelta, Kernels, Mamba, Mamba2, Rule, Sequences, Wkv7
 from tools.gpu_check.comparison import check_close
 from tools.gpu_check.report import Check, Task
 
 RULES: dict[str, tuple[Rule, Kernels]] = {
     "state space": (Mamba2(), (delta.short_convolution, state_space)),
     "selective scan": (Mamba(), (delta.short_convolution, selective_scan)),
+    "wkv7": (Wkv7(), (delta.short_convolution, wkv7)),
     "delta of elements": (
         GatedDelta(by_element=True), (delta.short_convolution, delta.gated_delta),
     ),

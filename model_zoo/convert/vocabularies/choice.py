@@ -15,6 +15,7 @@ from model_zoo.convert.vocabularies.templates import template_keys
 from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.convert.vocabularies.unigram import unigram
 from model_zoo.convert.vocabularies.wordpiece import wordpiece
+from model_zoo.convert.vocabularies.world import world
 from model_zoo.families import only_embeds
 from runtime.errors import UnsupportedModelError
 
@@ -33,7 +34,8 @@ def tokenizer_keys(
     own |= {"tokens": table.texts, "token_type": table.types}
     if table.scores is not None:
         own["scores"] = table.scores
-    own |= role_keys(files, table.texts)
+    if files.world_lines is None:
+        own |= role_keys(files, table.texts)
     return {f"tokenizer.ggml.{key}": value for key, value in own.items()} | template_keys(files)
 
 
@@ -43,6 +45,8 @@ def _table(
     model = files.model.get("type")
     if files.token_lines is not None:
         return plamo(files)
+    if files.world_lines is not None:
+        return world(files)
     if model == "BPE" and is_byte_level(files):
         return byte_level(files, architecture)
     if model == "BPE" and kind == "gemma4":

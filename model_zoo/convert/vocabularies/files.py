@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from model_zoo.convert.configuration import Configuration, optional_json
 from runtime.errors import ModelFileError
@@ -21,8 +21,10 @@ class AddedToken:
 
 
 class TokenizerFiles:
-    """tokenizer.json, tokenizer.model, tokenizer.jsonl and their settings files; missing ones are
-    empty."""
+    """tokenizer.json, tokenizer.model, tokenizer.jsonl, RWKV's vocabulary and their settings files;
+    missing ones are empty."""
+
+    WORLD: ClassVar = "rwkv_vocab_v20230424.txt"
 
     def __init__(self, folder: Path, config: Configuration) -> None:
         self.folder = folder
@@ -45,6 +47,11 @@ class TokenizerFiles:
     @property
     def token_lines(self) -> Path | None:
         path = self.folder / "tokenizer.jsonl"
+        return path if path.exists() else None
+
+    @property
+    def world_lines(self) -> Path | None:
+        path = self.folder / self.WORLD
         return path if path.exists() else None
 
     def added_tokens(self) -> dict[int, AddedToken]:

@@ -11,6 +11,7 @@ from runtime.kernels import (
     pointwise,
     selective_scan,
     state_space,
+    wkv,
 )
 from tests.families.agreement import check_prompt_and_decoding
 from tests.families.text_families import TEXT_MODELS
@@ -27,12 +28,14 @@ FAMILIES = (
     "falcon-h1",
     "mamba",
     "nemotron_h_moe",
+    "rwkv7",
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_agree(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, attention_inputs, delta, pointwise, selective_scan, state_space):
+    recurrent = delta, selective_scan, state_space, wkv
+    for module in (attention, attention_inputs, pointwise, *recurrent):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
         monkeypatch.setattr(module, "library", lambda: None, raising=False)
     row = TEXT_MODELS[family]
