@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from model_zoo.images.equal_views import EqualViews
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.tiling import Grid, Size
 
@@ -30,6 +31,12 @@ class Parts:
     def refined(self) -> Size:
         """The size of the image that is cut into slices."""
         return self.grid[0] * self.slice_size[0], self.grid[1] * self.slice_size[1]
+
+    def views(self, patch: int) -> tuple[EqualViews, ...]:
+        """The overview and the slices, in patches with sides of `patch` pixels."""
+        parts = ((1, 1), self.overview), (self.grid, self.slice_size)
+        made = (EqualViews(grid, high // patch, wide // patch) for grid, (high, wide) in parts)
+        return tuple(views for views in made if views.count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ def no_pause() -> None:
 class PreparedImage:
     """The output of an image processor.
 
-    `pixels`: float32 on the host, contiguous; processor and tower define the shape. `grid`: rows
-    and columns that the tower needs besides that shape, of the rectangle of feature rows or of
-    tiles; (1, 1) if it needs none. `digest` identifies the features: pixels, processor settings and
-    projector together. `rows`: feature rows, including padding, which comes last. `tenant`,
-    `origin`: the tenant and the HTTP request that the image belongs to.
+    `pixels`: float32 on the host, contiguous; processor and tower define the shape, which is
+    [patches, values] if an image has views of several sizes. `grid`: rows and columns that the
+    tower needs besides that shape, of the rectangle of feature rows or of tiles; (1, 1) if it needs
+    none. Images with one shape and grid have the same views. `digest` identifies the features:
+    pixels, processor settings and projector together. `rows`: feature rows, including padding,
+    which comes last. `tenant`, `origin`: the tenant and the HTTP request that the image belongs to.
     """
 
     pixels: Tensor

@@ -1,8 +1,6 @@
 """Vision model of MiniCPM-V 2.5 to 4.5: SigLIP on parts of an image, and a resampler."""
 
-from collections.abc import Callable
 from functools import partial
-from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +8,10 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.slicing import Parts
-from model_zoo.images.tiling import Size
+from model_zoo.images.equal_views import EqualViews
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.of_views import of_all_views
 from model_zoo.layers.vision.rectangular_vit import RectangularVit
 from model_zoo.layers.vision.vision_layer import kernel_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
@@ -48,29 +46,15 @@ class MiniCPMVTower:
         return 4 * elements + self._vit.nbytes(patches) + resampled
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        features = partial(self._features, pause=pause)
-        return of_all_parts(self.images.slicing.parts(*grid), self._sizes.patch, pixels, features)
+        views = self.images.slicing.parts(*grid).views(self._sizes.patch)
+        return of_all_views(views, pixels, partial(self._features, pause=pause))
 
-    def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
-        """pixels [images, parts of this size, patches, ...] -> [images, their rows, width]."""
-        rows, columns = (length // self._sizes.patch for length in size)
-        patches = pixels.flatten(0, 1)
-        seen = self._vit(patches, rows, columns, pause)
+    def _features(self, pixels: Tensor, views: EqualViews, pause: Pause) -> Tensor:
+        """pixels [images, views, patches, ...] -> [images, their rows, width]."""
+        rows, columns = views.rows, views.columns
+        seen = self._vit(pixels.flatten(0, 1), rows, columns, pause)
         features = [self._resampler(part, rows, columns, pause) for part in seen]
         return torch.stack(features).view(len(pixels), -1, self.limits.width)
-
-
-def of_all_parts(
-    parts: Parts, patch: int, pixels: Tensor, features: Callable[[Tensor, Size], Tensor]
-) -> Tensor:
-    """pixels [images, patches, ...] -> [images, rows, width]: the rows of the overview, then those
-    of the slices. features: those of parts of one size."""
-    first = prod(parts.overview) // patch**2
-    overview = features(pixels[:, None, :first], parts.overview)
-    if not parts.slices:
-        return overview
-    slices = pixels[:, first:].unflatten(1, (parts.slices, -1))
-    return torch.cat([overview, features(slices, parts.slice_size)], dim=1)
 
 
 class Resampler:

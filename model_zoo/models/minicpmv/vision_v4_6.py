@@ -8,15 +8,15 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.tiling import Size
+from model_zoo.images.equal_views import EqualViews
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageAttention, ImageBatch, slabs
 from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.of_views import of_all_views
 from model_zoo.layers.vision.rectangular_vit import MergedAfter, RectangularVit
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
-from model_zoo.models.minicpmv.vision import of_all_parts
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
@@ -50,15 +50,13 @@ class MiniCPMV46Tower:
         )
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        features = partial(self._features, pause=pause)
-        return of_all_parts(self.images.slicing.parts(*grid), self._sizes.patch, pixels, features)
+        views = self.images.slicing.parts(*grid).views(self._sizes.patch)
+        return of_all_views(views, pixels, partial(self._features, pause=pause))
 
-    def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
-        """pixels [images, parts of this size, patches, ...] -> [images, their rows, width]."""
-        rows, columns = (length // self._sizes.patch for length in size)
-        patches = pixels.flatten(0, 1)
-        order = nested_squares(rows, columns, device=pixels.device)
-        seen = self._vit(patches, rows, columns, pause, order)
+    def _features(self, pixels: Tensor, views: EqualViews, pause: Pause) -> Tensor:
+        """pixels [images, views, patches, ...] -> [images, their rows, width]."""
+        order = nested_squares(views.rows, views.columns, device=pixels.device)
+        seen = self._vit(pixels.flatten(0, 1), views.rows, views.columns, pause, order)
         projected = self._projector(seen.flatten(0, 1), pause)
         return projected.view(len(pixels), -1, self.limits.width)
 
