@@ -144,7 +144,8 @@ class ChatModel:
     def markup(self) -> dict[int, bytes]:
         """The control tokens that are part of the text of replies, with their bytes."""
         control = self.tokenizer.vocabulary.control
-        texts = self.reply_format.markup & control.keys()
+        writable = () if self.vision is None else self.vision.placeholders.texts.writable
+        texts = self.reply_format.markup.union(writable) & control.keys()
         return {control[text]: text.encode() for text in texts}
 
     @property

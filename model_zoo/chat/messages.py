@@ -72,13 +72,15 @@ class ImageTexts:
     `marker`: the text that its chat templates write for an image. `spelled`: the marker with the
     text that templates write around it, for templates without support for images; these get the
     parts of a message joined by `separator`. `reserved`: texts with a special meaning, which
-    ordinary text must not contain.
+    ordinary text must not contain. `writable`: texts of control tokens that belong to the text of
+    requests and replies, such as those around places in an image.
     """
 
     marker: str
     spelled: str
     reserved: tuple[str, ...]
     separator: str = ""
+    writable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +260,18 @@ def render_unforged(
     template does not support.
 
     `images`: how images are written if the template does not support them; it then gets texts only.
-    Only the template may write its reserved texts. `continued`: the text ends with that of the last
-    message. `now`: as in `render_values`.
+    Only the template may write its reserved texts, and everyone its writable ones. `continued`: the
+    text ends with that of the last message. `now`: as in `render_values`.
     """
     for message in messages:
         if message.role not in ROLES:
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
-    reserved = () if images is None else images.reserved
+    breakable = _breakable_texts(template, tokenizer, images)
     images = None if template.supports_images else images
     variables = _template_arguments(None, True) | variables
     _refuse_unsupported(template, messages, variables["tools"], no_images=images is None)
     values = template.values(messages)
-    breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.inspected_markers]
     sentinel, end = unused_sentinel(given), ""
     if continued:
@@ -329,9 +330,11 @@ class _Breakable:
 
 
 def _breakable_texts(
-    template: ChatTemplate, tokenizer: Tokenizer, reserved: tuple[str, ...]
+    template: ChatTemplate, tokenizer: Tokenizer, images: ImageTexts | None
 ) -> _Breakable:
-    control, defined = tokenizer.vocabulary.control, tokenizer.vocabulary.user_defined
+    reserved, writable = ((), ()) if images is None else (images.reserved, images.writable)
+    control = {t: i for t, i in tokenizer.vocabulary.control.items() if t not in writable}
+    defined = tokenizer.vocabulary.user_defined
     decisive = tokenizer.end_tokens | {tokenizer.bos_id}
     in_assistant = [t for t, i in control.items() if i in decisive or t not in template.inspected]
     written = [text for text in defined if _MARKER.fullmatch(text) and text in template.source]
@@ -340,7 +343,7 @@ def _breakable_texts(
         tuple(dict.fromkeys((*in_assistant, *reserved))),
         tuple(text for text in written if text not in template.inspected),
         tuple(text for text in written if text in template.inspected),
-        template.inspected.union(defined),
+        template.inspected.union(defined, writable),
     )
 
 

@@ -1,6 +1,7 @@
 """Images in prompts: their positions, protection against forgery, and refusals."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -117,8 +118,9 @@ def model_of(
     kind: int = CONTROL,
     most_images: int | None = None,
     context: int = 4096,
+    special: Sequence[str] = (),
 ) -> ChatModel:
-    tokenizer = own_tokenizer((BOS, *RESERVED[family]), kind)
+    tokenizer = own_tokenizer((BOS, *RESERVED[family], *special), kind)
     placement: Placeholders = PLACEMENTS[family](tokenizer)
     tower: Any = None
     limits = DecodingLimits()
@@ -192,6 +194,22 @@ def test_llava_needs_no_placeholder_token() -> None:
     assert rows.length == 4 and 0 <= rows.token < tokenizer.vocab_size
     placed = llava.llava_placeholders(model.tokenizer).pieces(_prepared("llava"))
     assert placed[0].token == model.tokenizer.id_of(llava.PLACE)
+
+
+@pytest.mark.parametrize("source", [TEMPLATE, TEXT_TEMPLATE], ids=["parts", "texts"])
+def test_requests_may_write_tokens_that_belong_to_texts_and_replies_show_them(source: str) -> None:
+    marks, place = ("<|ref|>", "<|/ref|>"), llava.PLACE
+    model = model_of("llava", source=source, special=marks)
+    assert model.vision is not None and not model.markup
+    run: Any = model.vision.placeholders
+    placed = replace(run, texts=replace(run.texts, writable=marks))
+    model = replace(model, vision=replace(model.vision, placeholders=placed))
+    asked = "".join(marks) + "<x>" + place + BOS
+    tokens = list(model.prepare([*user(ONE, asked), Message("assistant", asked)]).tokens)
+    ids = {text: model.tokenizer.id_of(text) for text in (*marks, place, BOS)}
+    counts = {text: tokens.count(token) for text, token in ids.items()}
+    assert counts == dict.fromkeys(marks, 2) | {place: PROCESSORS["llava"].rows, BOS: 0}
+    assert model.markup == {ids[text]: text.encode() for text in marks}
 
 
 def test_tiles_without_a_token_are_written_as_text() -> None:
