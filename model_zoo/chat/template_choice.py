@@ -22,6 +22,7 @@ _SYSTEM_IN_FIRST_TURN = (
     "{% set first = (messages[0]['content'] | trim) ~ '\\n\\n' %}"
     "{% set messages = messages[1:] %}{% endif %}"
 )
+_OCR = ("deepseek2-ocr", "deepseekocr")
 # Turns of Baichuan, which begin with a token that names the role.
 _BAICHUAN = (
     "{% for message in messages %}{{ 'QUESTION' if message['role'] == 'user' else "
@@ -77,6 +78,8 @@ _FALLBACKS: Mapping[str, str] = {
         "{% else %}</think>{% endif %}{% else %}{{ message['content'] }}"
         "{{ eos_token if message['role'] == 'assistant' }}{% endif %}{% endfor %}"
     ),
+    # DeepSeek-OCR, whose prompts have no roles.
+    "deepseekocr": ("{{ bos_token }}{% for message in messages %}" + _CONTENT + "{% endfor %}"),
     "moondream": (
         "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
         "{% set content = message['content'] %}"
@@ -187,6 +190,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
         return "rwkv"
     if architecture == "deepseek32" and "<｜User｜>" in control:
         return "deepseek32"
+    if architecture in _OCR:
+        return "deepseekocr"
     if architecture == "minicpm" and sentencepiece:
         return "minicpm"  # MiniCPM 1 and 2, of which only chat models were published as files
     if architecture == "phi2" and "moondream" in name:

@@ -11,7 +11,7 @@ from runtime.errors import ModelFileError
 
 T = TypeVar("T")
 
-_TEXT_PARTS = ("text_config", "llm_config")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _SCALING_KINDS = ("rope_type", "type")
 # Settings that are among the rope parameters in newer files and outside in older ones.
 _BESIDE = ("rope_theta", "partial_rotary_factor")
@@ -64,11 +64,13 @@ class Configuration:
         completed._defaults, completed._spellings = defaults, spellings
         return completed
 
-    def of_part(self, name: str) -> "Configuration":
-        """Only the settings under `name`, such as `vision_config`."""
-        values = self.whole.get(name)
-        if not isinstance(values, Mapping):
-            raise self.error(f"has no `{name}`, which this architecture needs")
+    def of_part(self, *names: str) -> "Configuration":
+        """Only the settings under these names, one within the other, such as `vision_config`."""
+        values: Any = self.whole
+        for name in names:
+            values = values.get(name)
+            if not isinstance(values, Mapping):
+                raise self.error(f"has no `{name}`, which this architecture needs")
         return Configuration(values, path=self.path, model=self)
 
     @property

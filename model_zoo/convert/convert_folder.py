@@ -168,7 +168,8 @@ def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
     no_vision = "vision_config" in config.whole and config.whole["vision_config"] is None
     for name in () if no_vision else config.architectures:
         if name in vision_tables():
-            return vision_tables()[name], config.of_part("vision_config")
+            table = vision_tables()[name]
+            return table, config.of_part(*table.part)
     return None, config
 
 

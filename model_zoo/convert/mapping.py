@@ -110,6 +110,7 @@ class Conversion:
     check: refuses settings that files cannot express. checks: such checks for single flavours.
     tokenizer: `tokenizer.ggml.model`, if the vocabulary alone does not determine it.
     heads: flavours whose readers require a head, so that a tied one is a copy of the embedding.
+    part: of a vision model, the names in config.json under which its settings are.
     """
 
     serves: tuple[str, ...]
@@ -129,6 +130,7 @@ class Conversion:
     checks: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer: str | None = None
     heads: tuple[str, ...] = ()
+    part: tuple[str, ...] = ("vision_config",)
 
     @property
     def flavours(self) -> tuple[str, ...]:

@@ -107,9 +107,11 @@ def canvas_rows(size: Size, grid: Grid, edge: int) -> int:
     return edge**2 + lines * (columns + 1)
 
 
-def on_canvas(image: Pixels, height: int, width: int, *, top: int = 0, left: int = 0) -> Pixels:
-    """image [rows, columns, 3] -> [height, width, 3], black around it."""
-    canvas = np.zeros((height, width, 3), np.uint8)
+def on_canvas(
+    image: Pixels, height: int, width: int, *, top: int = 0, left: int = 0, level: int = 0
+) -> Pixels:
+    """image [rows, columns, 3] -> [height, width, 3], with this level of grey around it."""
+    canvas = np.full((height, width, 3), level, np.uint8)
     canvas[top : top + image.shape[0], left : left + image.shape[1]] = image
     return canvas
 

@@ -24,12 +24,20 @@ def leading_dense_or_experts(
     scores: int,
     renormalised: bool = False,
     averaged: bool = False,
+    shared_width: int = 0,
 ) -> RowWise:
     """SwiGLU in the first `leading_dense_block_count` layers; of the others, every
     `interleave_moe_layer_step`-th layer, by default each, has `stated_experts`."""
     if _is_dense(sizes.metadata, index):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return stated_experts(w, sizes, scores=scores, renormalised=renormalised, averaged=averaged)
+    return stated_experts(
+        w,
+        sizes,
+        scores=scores,
+        renormalised=renormalised,
+        averaged=averaged,
+        shared_width=shared_width,
+    )
 
 
 def stated_experts(
@@ -41,15 +49,17 @@ def stated_experts(
     gated: Gate = silu_mul,
     shared_gated: Gate = silu_mul,
     averaged: bool = False,
+    shared_width: int = 0,
 ) -> Experts:
-    """Experts, and a shared one if the file counts any.
+    """Experts, and a shared one if the file counts any or has one of `shared_width`.
 
     scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
     without the keys. gated, shared_gated: as in `GatedFeedForward`, of experts and the shared one.
-    averaged: half of the sum of the experts and the shared one is the output.
+    averaged: half of the sum of the experts and the shared one is the output. shared_width: of the
+    shared one in files that state neither its width nor a count.
     """
     metadata, hidden = sizes.metadata, sizes.hidden
-    counts, width = ExpertSizes.read(metadata), _shared_width(metadata)
+    counts, width = ExpertSizes.read(metadata), _shared_width(metadata, shared_width)
     shared = None
     if width:
         shared = GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp", gated=shared_gated)
@@ -97,12 +107,12 @@ def _is_dense(metadata: Metadata, index: int) -> bool:
     return index < metadata.get("leading_dense_block_count", int, 0) or (index + 1) % step > 0
 
 
-def _shared_width(metadata: Metadata) -> int:
+def _shared_width(metadata: Metadata, unstated: int) -> int:
     """The width of the shared expert, 0 if there is none: as stated, else that of the number of
-    experts that it stands for."""
-    key = "expert_shared_feed_forward_length"
+    experts that it stands for, else `unstated`."""
+    key, count = "expert_shared_feed_forward_length", "expert_shared_count"
     if metadata.has(key):
         return metadata.require_size(key)
-    return metadata.require_size("expert_feed_forward_length") * metadata.get(
-        "expert_shared_count", int, 0
-    )
+    if unstated and not metadata.has(count):
+        return unstated
+    return metadata.require_size("expert_feed_forward_length") * metadata.get(count, int, 0)

@@ -21,7 +21,7 @@ from runtime.kv.spec import Cross
 from runtime.worker.model import DecoderModel
 
 Builder = Callable[[TensorScope, Metadata, Tokenizer], MultimodalSpec]
-PREFIXES = ("v.", "vision.", "mm.", "resampler.")
+PREFIXES = ("v.", "vision.", "mm.", "resampler.", "s.")
 # Bytes of each tensor that enter the name of a vision model: different checkpoints differ in all
 # tensors.
 SAMPLED_BYTES = 4096

@@ -26,6 +26,7 @@ from transformers import (
 from tests.families import (
     deci_families,
     deepseek_families,
+    deepseekocr_families,
     ernie_families,
     gemma_families,
     hunyuan_families,
@@ -141,6 +142,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     **deci_families.FAMILIES,
     **deepseek_families.FAMILIES,
+    **deepseekocr_families.FAMILIES,
     **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
     **ling_families.FAMILIES,

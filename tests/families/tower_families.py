@@ -28,6 +28,7 @@ from model_zoo.models.paddleocr import vision as paddleocr
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from tests.families import (
+    deepseekocr_families,
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
@@ -105,6 +106,21 @@ def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
 QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL are four by four
 
 TOWERS: Mapping[str, TowerFamily] = {
+    "deepseekocr": TowerFamily(
+        deepseekocr_families.build_tower,
+        deepseekocr_families.config,
+        {
+            "plain": {},
+            "another_table_of_positions": {"clip": {"image_size": 42}, "num_attention_heads": 1},
+        },
+        deepseekocr_families.pixels,
+        deepseekocr_families.tower_features,
+        shapes=((1, 1), (2, 3)),
+        grids=True,
+        only={"another_table_of_positions": LLAMA_CPP},
+        limit_images=(1,),
+        save=deepseekocr_families.save_deepseekocr,
+    ),
     "gemma3": TowerFamily(
         gemma3.Gemma3Tower,
         gemma3_config,

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from tests.families.towers import FLAVOURS, Build, TowerPair, make_tower
+from tests.tiny_models import Save, save_pretrained
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class TowerFamily:
     pixels: random input of so many images of a shape.
     expected: features of `transformers` for the pixels of a shape.
     grids: whether the tower takes shapes as its grids, else grids are (1, 1).
-    flavours: of the files; `only` has those of single configurations.
+    flavours: of the files; `only` has those of single configurations. maker, save: as of
+    `write_tiny`.
     writer: writes and loads a tower that `transformers` does not have, with the settings of a
     configuration, instead of `make`'s.
     refused: settings, a flavour whose files cannot state them, and words of the error.
@@ -39,6 +41,7 @@ class TowerFamily:
     limit_images: Sequence[int] = (2,)
     text_file: bool = False
     maker: Any = None
+    save: Save = save_pretrained
     writer: Callable[..., TowerPair] | None = None
     refused: Sequence[tuple[Mapping[str, Any], str, str]] = ()
 
@@ -69,4 +72,5 @@ class TowerFamily:
             flavour=flavour or self.flavours[0],
             type=type,
             maker=self.maker,
+            save=self.save,
         )

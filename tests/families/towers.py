@@ -16,7 +16,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.multimodal.vision_loading import PREFIXES
 from runtime.vision.encoder import VisionTower
 from tests.memory_profile import peak_bytes, recorded_memory
-from tests.tiny_models import write_tiny
+from tests.tiny_models import Save, save_pretrained, write_tiny
 
 TOLERANCE = 3e-5  # of a row's largest feature
 FLAVOURS = ("llama.cpp", "ollama")
@@ -40,10 +40,11 @@ def make_tower(
     flavour: str,
     type: str = "f32",
     maker: Any = None,
+    save: Save = save_pretrained,
 ) -> TowerPair:
     """Write the tiny model of `config` and load its vision tower."""
     path = folder / "tiny.gguf"
-    twin = write_tiny(path, config, flavour=flavour, type=type, maker=maker)
+    twin = write_tiny(path, config, flavour=flavour, type=type, maker=maker, save=save)
     own = folder / "mmproj-tiny.gguf"
     assert own.exists() == (flavour == "llama.cpp")
     path = own if own.exists() else path

@@ -20,7 +20,14 @@ from model_zoo.convert.convert_folder import convert
 from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
 from tests.families.paged_decoder import PagedDecoder
-from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
+from tests.tiny_models import (
+    END,
+    END_OF_TEXT,
+    Save,
+    save_pretrained,
+    tiny_tokenizer,
+    write_tiny_folder,
+)
 from tests.vision_prompts import TEMPLATE, png
 
 TOLERANCE = 1e-3  # of log-probabilities
@@ -95,14 +102,15 @@ def make_vision_pair(
     flavour: str,
     settings: dict[str, Any] | None = None,
     files: tuple[str, str] = ("tiny.gguf", "mmproj-tiny.gguf"),
+    save: Save = save_pretrained,
 ) -> VisionPair:
     """Write a tiny model of `config` to `folder`, convert and load it.
 
     `special`: further tokens; `spelled`: what the template writes for an image; `settings`: those
-    of the image processor, as the checkpoint states them.
+    of the image processor, as the checkpoint states them; `save`: as of `write_tiny`.
     """
     source = folder / "checkpoint"
-    twin = write_checkpoint(config, source, special=special, spelled=spelled)
+    twin = write_checkpoint(config, source, special=special, spelled=spelled, save=save)
     (source / "preprocessor_config.json").write_text(json.dumps(settings or {}))
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour=flavour)
@@ -113,10 +121,15 @@ def make_vision_pair(
 
 
 def write_checkpoint(
-    config: PreTrainedConfig, folder: Path, *, special: Sequence[str], spelled: str
+    config: PreTrainedConfig,
+    folder: Path,
+    *,
+    special: Sequence[str],
+    spelled: str,
+    save: Save = save_pretrained,
 ) -> Any:
     """Write a tiny model with further tokens, and a template that shows images; returns it."""
-    twin = write_tiny_folder(folder, config, padding_rows=len(special))
+    twin = write_tiny_folder(folder, config, padding_rows=len(special), save=save)
     _write_tokenizer(folder, special, spelled)
     return twin
 

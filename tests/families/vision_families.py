@@ -17,6 +17,7 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
+from model_zoo.models.deepseekocr import placeholders as deepseekocr
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
@@ -33,6 +34,7 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import (
+    deepseekocr_families,
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
@@ -69,7 +71,7 @@ from tests.families.vision_configs import (
     qwen25vl_config,
     qwen35_config,
 )
-from tests.tiny_models import tiny_tokenizer
+from tests.tiny_models import Save, save_pretrained, tiny_tokenizer
 
 CROPPED = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 SQUARE = {"size": {"height": SIDE, "width": SIDE}}
@@ -84,7 +86,7 @@ class VisionFamily:
     spelled: what the template writes for an image. processor: settings of the image processor.
     flavours: of the files; `engine_flavour` that of `test_vision_engine.py`, None to skip.
     writer: writes and loads a model that `transformers` does not have, with the settings of a
-    configuration, instead of `make`'s.
+    configuration, instead of `make`'s. save: as of `write_tiny`.
     grids: of the images of "two images in one message", which shall be different and no squares.
     """
 
@@ -98,6 +100,7 @@ class VisionFamily:
     engine_flavour: str | None = "llama.cpp"
     grids: Sequence[tuple[int, int]] = ()
     writer: Callable[..., VisionPair] | None = None
+    save: Save = save_pretrained
 
     def write(
         self,
@@ -121,6 +124,7 @@ class VisionFamily:
             flavour=flavour or self.flavours[0],
             settings=dict(self.processor if processor is None else processor),
             files=files,
+            save=self.save,
         )
 
 
@@ -163,6 +167,16 @@ LLAVA_ROW = {
 MOE = {"num_experts": 4, "num_experts_per_tok": 2}
 
 VISION_MODELS: Mapping[str, VisionFamily] = {
+    "deepseekocr": VisionFamily(
+        deepseekocr_families.config,
+        {"plain": {}},
+        deepseekocr_families.expected,
+        special=deepseekocr_families.SPECIAL,
+        spelled=deepseekocr.TEXTS.spelled,
+        flavours=FLAVOURS,
+        grids=[(2, 4), (4, 2)],
+        save=deepseekocr_families.save_deepseekocr,
+    ),
     "gemma3": VisionFamily(
         gemma3_config,
         {"plain": {}, "images_larger_than_the_window": {"rows": 36, "window": 12}},

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import PlaceholderRows
 from tests.families.tower_families import TOWERS
 from tests.families.tower_family import TowerFamily
-from tests.families.towers import encoded, load_tower, worst
+from tests.families.towers import TowerPair, encoded, load_tower, worst
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import matrices, rewrite
 from tests.peers.llama_cpp_vision import their_features, their_layout
@@ -39,6 +40,40 @@ Compared = tuple[Tensor, list[Tensor]]
 
 def picture(height: int, width: int) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+def deepseekocr(folder: Path) -> Compared:
+    """The whole image: llama.cpp takes 1,024 pixels, which Pillow's and its own filter reach alike
+    from a side of as many. It ends a line of tiles and the whole image as we do."""
+    vision, image = deepseekocr_tower(folder), picture(1024, 512)
+    prepared = prepare(image, vision.tower.images, tower=b"")
+    ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
+    _, _, whole = their_features(folder / "tiny.gguf", vision.path, image, width=64)
+    return ours[-len(whole) :], [whole]
+
+
+def deepseekocr_tiles(folder: Path) -> Compared:
+    """llama.cpp stretches both tables of positions otherwise than the authors' code, so one has the
+    size of tiles, and all places of the other are equal."""
+    vision, image = deepseekocr_tower(folder, clip={"image_size": 140}), picture(640, 1280)
+    places = "v.sam.pos_embd.weight"
+    table = matrices(vision.path)[places]
+    equal = np.ascontiguousarray(np.broadcast_to(table[:, :1, :1], table.shape))
+    path = rewrite(vision.path, folder / "equal.gguf", tensors={places: equal})
+    tower = load_tower(TOWERS["deepseekocr"].build, path)
+    prepared = prepare(image, vision.tower.images, tower=b"")
+    ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
+    tiles, whole = their_features(folder / "tiny.gguf", path, image, width=64)
+    assert len(tiles) + len(whole) == len(ours)
+    return ours[: len(tiles)], [tiles]
+
+
+def deepseekocr_tower(folder: Path, **changes: Any) -> TowerPair:
+    """With the sizes of images that llama.cpp has whatever the file states, and a layer without
+    windows where it has one."""
+    sizes = {"image_size": 1024, "patch_size": 16, "window_size": 14, "hidden_size": 32}
+    sizes |= {"num_hidden_layers": 3, "global_attn_indexes": [2], "clip": {"image_size": 224}}
+    return TOWERS["deepseekocr"].write(folder, **(sizes | changes))
 
 
 def gemma3(folder: Path) -> Compared:
@@ -257,6 +292,8 @@ def kimivl(folder: Path) -> Compared:
 FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
     for family in (
+        deepseekocr,
+        deepseekocr_tiles,
         gemma3,
         hunyuan_vl,
         mistral3,

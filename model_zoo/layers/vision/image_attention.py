@@ -76,9 +76,9 @@ class ImageAttention:
     """Softmax attention over the rows of an image, and its projection.
 
     Queries and keys are normed across all heads if the file has such norms. output: name of the
-    projection. head_eps: epsilon of norms of each head instead, which the file must have.
-    row_elements: temporary elements per row of a slab. kept_elements: elements per row of the
-    batch, besides the input.
+    projection. whole: name of a tensor that may have the rows of all three matrices. head_eps:
+    epsilon of norms of each head instead, which the file must have. row_elements: temporary
+    elements per row of a slab. kept_elements: elements per row of the batch, besides the input.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class ImageAttention:
         hidden: int,
         heads: int,
         output: str,
+        whole: str = "attn_qkv",
         head_eps: float | None = None,
     ) -> None:
         self._heads = heads
         shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v"), (hidden, hidden))
-        self._qkv = w.fused_linear(shapes, whole="attn_qkv")
+        self._qkv = w.fused_linear(shapes, whole=whole)
         self._norms: list[RMSNorm | AcrossHeads | None] = []
         for name in ("attn_q_norm", "attn_k_norm"):
             if head_eps is not None:

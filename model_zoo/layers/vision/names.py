@@ -30,9 +30,11 @@ def first_table(w: TensorScope, *names: str, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """Names of a layer's tensors, besides `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
+    """Names of a layer's tensors, besides `attn_q`, `attn_k` and `attn_v`; whole: of the one that
+    may have the rows of these three."""
 
     attn_norm: Names = ("ln1",)
+    whole: Names = ("attn_qkv",)
     output: Names = ("attn_out",)
     ffn_norm: Names = ("ln2",)
     up: Names = ("ffn_up",)

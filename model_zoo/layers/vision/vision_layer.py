@@ -47,12 +47,21 @@ class LayerNeeds(Protocol):
     def matrix_elements(self) -> int: ...
 
 
+class LayerAttention(LayerNeeds, Protocol):
+    """x [rows of the batch, hidden], normed here -> the same, before the projection."""
+
+    @property
+    def project(self) -> Callable[[Tensor], Tensor]: ...
+
+    def __call__(self, x: Tensor, norm: RMSNorm | LayerNorm, batch: ImageBatch) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionLayer:
     """x + attention(norm(x)), then x + feed_forward(norm(x)); gates [1] multiply both outputs."""
 
     attn_norm: RMSNorm | LayerNorm
-    attention: ImageAttention
+    attention: LayerAttention
     ffn_norm: RMSNorm | LayerNorm
     feed_forward: RowWise
     attn_gate: Tensor | None = None
@@ -102,6 +111,7 @@ def read_layer(
         hidden=sizes.hidden,
         heads=sizes.heads,
         output=known_as(w, *names.output),
+        whole=known_as(w, *names.whole),
         head_eps=head_eps,
     )
     return VisionLayer(

@@ -1,6 +1,8 @@
 """The sizes of a vision model, read from the metadata of either kind of file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 
@@ -8,6 +10,12 @@ MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
 # The side of the squares of patches that become one row, where a file states none.
 MERGED = 2
 CHANNELS = 3
+_KEYS = {
+    "layers": "vision.block_count",
+    "hidden": "vision.embedding_length",
+    "heads": "vision.attention.head_count",
+    "patch": "vision.patch_size",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +40,25 @@ class VisionSizes:
         *,
         eps: float,
         eps_key: str = "vision.attention.layer_norm_epsilon",
+        others: Mapping[str, str] = MappingProxyType({}),
         **defaults: int,
     ) -> "VisionSizes":
-        """eps, defaults (by field): values for files that state none.
+        """eps, defaults (by field): values for files that state none. others: keys of fields that
+        have another name.
 
         Raises ModelFileError for missing or impossible sizes.
         """
-        keys = {
-            "layers": ("vision.block_count", MAX_LAYERS),
-            "hidden": ("vision.embedding_length", 1 << 20),
-            "heads": ("vision.attention.head_count", 1 << 12),
-            "patch": ("vision.patch_size", MAX_PATCH),
-        }
+        limits = {"layers": MAX_LAYERS, "hidden": 1 << 20, "heads": 1 << 12, "patch": MAX_PATCH}
+        keys = {field: others.get(field, key) for field, key in _KEYS.items()}
         found = {
-            field: metadata.get_size(key, defaults[field], at_most=limit)
+            field: metadata.get_size(keys[field], defaults[field], at_most=limit)
             if field in defaults
-            else metadata.require_size(key, at_most=limit)
-            for field, (key, limit) in keys.items()
+            else metadata.require_size(keys[field], at_most=limit)
+            for field, limit in limits.items()
         }
         if found["hidden"] % found["heads"]:
             raise metadata.error(
-                "vision.attention.head_count",
-                f"is {found['heads']}, which does not divide {found['hidden']:,}",
+                keys["heads"], f"is {found['heads']}, which does not divide {found['hidden']:,}"
             )
         return cls(metadata, eps=metadata.get_positive(eps_key, eps), **found)
 

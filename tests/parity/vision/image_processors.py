@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image as Pillow
+from PIL import ImageOps
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import (
+    DeepseekOcr2ImageProcessorPil,
+    get_optimal_tiled_canvas,
+)
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -46,6 +51,7 @@ from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.patches import squares
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
@@ -91,6 +97,28 @@ def square(ours: ImageProcessor, theirs: Any, rows: int) -> Row:
         return Expected(applied(theirs, image)["pixel_values"][0], (1, 1), rows)
 
     return ours, expected
+
+
+def deepseekocr(most: int) -> Row:
+    """Tiles as those of DeepSeek-OCR 2; the whole image is made as by the authors' code, from which
+    that of `transformers` differs where a half is rounded."""
+    theirs = DeepseekOcr2ImageProcessorPil(
+        size={"height": 64, "width": 64}, tile_size=40, max_patches=most
+    )
+
+    def expected(image: Image) -> Expected:
+        whole = ImageOps.pad(Pillow.fromarray(image), (64, 64), color=(127, 127, 127))
+        plane = torch.from_numpy(np.array(whole)).permute(2, 0, 1).float() / 255
+        patches, made = [squares((plane[None] - 0.5) / 0.5, 4)], applied(theirs, image)
+        if not made["num_local_patches"][0]:
+            return Expected(patches[0][0], (1, 1), 4 * 5 + 1)
+        columns, rows = get_optimal_tiled_canvas(image.shape[:2], (40, 40), 2, most)
+        patches.insert(0, squares(torch.as_tensor(np.stack(made["pixel_values_local"])), 4))
+        tiled = 3 * rows * (3 * columns + 1)
+        pixels = torch.cat([views.flatten(0, 1) for views in patches])
+        return Expected(pixels, (rows, columns), tiled + 4 * 5 + 1)
+
+    return DeepseekOCRProcessor(side=64, tile=40, patch=4, max_tiles=most), expected
 
 
 def gemma4(tokens: int, patch: int, pool: int) -> Row:
@@ -321,6 +349,8 @@ def paddleocr(least: int, most: int) -> Row:
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 PROCESSORS: Mapping[str, Row] = {
     "clip": square(LlavaProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
+    "deepseekocr": deepseekocr(9),
+    "deepseekocr of four tiles": deepseekocr(4),
     "gemma3": square(Gemma3Processor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
     "gemma4": gemma4(tokens=70, patch=4, pool=3),
     "glm4v": glm(6272, 200_000),

@@ -50,14 +50,17 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.unlimited_ocr.processing_unlimited_ocr import UnlimitedOcrProcessor
 
 from model_zoo.chat.messages import ChatTemplate, ImagePart, ImageTexts, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
-from model_zoo.images.prepared import ImageProcessor, prepare
+from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.slicing import Slicing
+from model_zoo.models.deepseekocr import placeholders as deepseekocr
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor as OcrTiles
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import Gemma3Processor as GemmaSquare
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -88,7 +91,7 @@ from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from tests.parity.vision.lfm2_pixels import lfm2_parts
+from tests.parity.vision.image_stand_ins import Lfm2Parts, OcrViews, Tiles
 from tests.vision_prompts import (
     TEMPLATE,
     as_transformers,
@@ -140,42 +143,6 @@ class Family:
     @property
     def reserved(self) -> tuple[str, ...]:
         return self.texts.reserved
-
-
-class Tiles:
-    """Stands in for the library's processor of Llama 4's images, which needs torchvision."""
-
-    def __init__(self, ours: LlamaTiles) -> None:
-        self._ours = ours
-
-    def fetch_images(self, images: Any) -> Any:
-        return images
-
-    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
-        made = [prepare(np.asarray(image), self._ours, tower=b"") for image in images]
-        pixels = np.zeros((1, 3, self._ours.side, self._ours.side))
-        return {"pixel_values": pixels, "aspect_ratios": [image.grid for image in made]}
-
-
-class Lfm2Parts:
-    """Stands in for the library's processor of LFM2-VL's images, which needs torchvision."""
-
-    tile_size, encoder_patch_size, downsample_factor, use_thumbnail = 56, 7, 2, True
-
-    def fetch_images(self, images: Any) -> Any:
-        return images
-
-    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
-        settings = {"encoder_patch_size": 7, "tile_size": 56, "max_image_tokens": 20}
-        settings |= {"min_image_tokens": 4, "max_pixels_tolerance": 1.5}
-        pictures = [picture for of_text in images for picture in of_text]
-        made = [lfm2_parts(np.asarray(picture), **settings) for picture in pictures]
-        names = "image_rows", "image_cols", "image_sizes"
-        return {name: [_plain(one[name][0]) for one in made] for name in names}
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @cache
@@ -257,6 +224,16 @@ def minicpmv46_processor(tokenizer: Any) -> Any:
     return unchecked(MiniCPMV4_6Processor, images, videos, tokenizer)
 
 
+def deepseekocr_processor(tokenizer: Any) -> Any:
+    processor = unchecked(UnlimitedOcrProcessor, None, tokenizer, patch_size=4)
+    processor.image_token, processor.image_token_id = (
+        deepseekocr.PLACE,
+        tokenizer.convert_tokens_to_ids(deepseekocr.PLACE),
+    )
+    processor.image_processor = OcrViews(OCR_TILES)
+    return processor
+
+
 def llava_processor(tokenizer: Any) -> Any:
     images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
     options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -280,6 +257,7 @@ def internvl_processor(tokenizer: Any) -> Any:
     return unchecked(InternVLProcessor, images, tokenizer, SimpleNamespace(), image_seq_length=4)
 
 
+OCR_TILES = OcrTiles(side=64, tile=40, patch=4)
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, tolerance=1.5)
 QWEN = BoundedProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
@@ -289,6 +267,13 @@ SLICES = MiniCPMVProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
+    "deepseekocr": Family(
+        deepseekocr.TEXTS,
+        deepseekocr.deepseekocr_placeholders,
+        OCR_TILES,
+        deepseekocr_processor,
+        deepseekocr.PLACE,
+    ),
     "gemma3": Family(
         gemma3.TEXTS,
         gemma3.gemma3_placeholders,

@@ -42,6 +42,45 @@ def check_refused(family: str, path: Path, error: type[Exception], words: str) -
         load_tower(TOWERS[family].build, path)
 
 
+def test_deepseekocr_of_llama_cpps_converter_agrees(tmp_path) -> None:
+    """It states another epsilon, and keeps the embedding of patches that CLIP does not get."""
+    pair = TOWERS["deepseekocr"].write(tmp_path)
+    unused = {"v.patch_embd.weight": np.ones((32, 3, 14, 14), np.float32)}
+    keys = {"vision.attention.layer_norm_epsilon": 1e-2, "vision.feed_forward_length": 8}
+    check_same("deepseekocr", pair, changed(pair.path, keys, unused))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cut", "words"),
+    [
+        ({}, "v.position_embd.weight", "means a square and one more place"),
+        ({"vision.embedding_length": 30}, "", "vision.embedding_length` is 30, where rows have 32"),
+        ({"vision.sam.head_count": 5}, "", "vision.sam.head_count` is 5, which does not divide 24"),
+        ({}, "v.sam.pos_embd.weight", "v.sam.pos_embd.weight"),
+        ({}, "v.sam.blk.0.attn.pos_w.weight", "v.sam.blk.0.attn.pos_w.weight is 10 x 12, not 11"),
+    ],
+)
+def test_deepseekocr_with_contradictory_sizes_is_refused(tmp_path, keys, cut, words) -> None:
+    path = TOWERS["deepseekocr"].write(tmp_path).path
+    shorter = {cut: np.ascontiguousarray(matrices(path)[cut][..., :-1, :])} if cut else {}
+    check_refused("deepseekocr", changed(path, keys, shorter), ModelFileError, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("v.sam.patch_embd.weight", (24, 3, 1, 257), "means patches"),
+        ("v.sam.pos_embd.weight", (1, 1, 4097, 24), "means images of 16,388 pixels"),
+        ("v.sam.pos_embd.weight", (2, 24), "v.sam.pos_embd.weight is .*not 2 x 2 x 24"),
+        ("v.position_embd.weight", (1, 32), "means a square and one more place"),
+    ],
+)
+def test_deepseekocr_of_impossible_sizes_is_refused(tmp_path, name, shape, words) -> None:
+    path = TOWERS["deepseekocr"].write(tmp_path).path
+    table = np.ones(shape, np.float32)
+    check_refused("deepseekocr", changed(path, tensors={name: table}), ModelFileError, words)
+
+
 def test_gemma3_with_exchanged_names_of_the_feed_forward_agrees(tmp_path) -> None:
     """As older converters named the two matrices of a layer."""
     pair = TOWERS["gemma3"].write(tmp_path)

@@ -218,6 +218,7 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
 @pytest.mark.parametrize(
     ("family", "flavour", "context"),
     [
+        ("deepseekocr", "llama.cpp", 96),
         ("glm4v", "llama.cpp", 16),
         ("hunyuan_vl", "llama.cpp", 16),
         ("idefics3", "llama.cpp", 16),
@@ -251,7 +252,14 @@ def test_images_are_scaled_down_to_the_context_that_is_served(
 
 @pytest.mark.parametrize(
     ("family", "context"),
-    [("idefics3", 16), ("internvl", 16), ("lfm2", 32), ("llava_next", 64), ("minicpmv", 16)],
+    [
+        ("deepseekocr", 96),
+        ("idefics3", 16),
+        ("internvl", 16),
+        ("lfm2", 32),
+        ("llava_next", 64),
+        ("minicpmv", 16),
+    ],
 )
 def test_an_encoder_for_a_longer_context_encodes_images_of_a_shorter_one(
     made, family, context

@@ -231,6 +231,18 @@ def test_moondream_is_recognised_by_its_name(stated: str | None) -> None:
     assert phi is None
 
 
+@pytest.mark.parametrize("architecture", ["deepseek2-ocr", "deepseekocr"])
+def test_deepseek_ocr_gets_prompts_without_roles(architecture: str) -> None:
+    """As the authors' code makes them; the checkpoint has no template."""
+    metadata = byte_level_metadata({"<|endoftext|>": CONTROL})
+    metadata["tokenizer.ggml.bos_token_id"] = len(metadata["tokenizer.ggml.tokens"]) - 1
+    tokenizer = load_tokenizer(metadata, architecture=architecture)
+    chosen = choose_template(metadata, tokenizer, architecture=architecture)
+    assert chosen is not None and chosen.origin == "fallback (deepseekocr)"
+    asked = [Message("user", " <image>\nFree OCR. ")]
+    assert chosen.template.render(asked) == "<|endoftext|><image>\nFree OCR."
+
+
 def test_base_models_get_no_template() -> None:
     assert choose(()) is None and choose(("<|endoftext|>",)) is None
     assert without_tokens("Llama-2-7b-hf") is None

@@ -12,6 +12,7 @@ from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
 from model_zoo.images.slicing import Slicing
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
@@ -38,6 +39,15 @@ def qwen(draw: st.DrawFn) -> BoundedProcessor:
     if draw(st.booleans()):
         least = most
     return BoundedProcessor(draw(PATCHES), draw(st.integers(1, 4)), least, most, CLIP)
+
+
+@st.composite
+def deepseekocr(draw: st.DrawFn) -> DeepseekOCRProcessor:
+    patch, tile = draw(PATCHES), draw(st.integers(1, 20))
+    side = tile + draw(st.integers(0, 20))
+    least = draw(st.integers(2, 4))
+    most = draw(st.integers(least, 12))
+    return DeepseekOCRProcessor(side * patch, tile * patch, patch, min_tiles=least, max_tiles=most)
 
 
 @st.composite
@@ -74,6 +84,7 @@ def minicpmv(draw: st.DrawFn) -> MiniCPMVProcessor:
 
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "clip": st.builds(LlavaProcessor, SIDES, ROWS, fit=st.sampled_from(Fit)),
+    "deepseekocr": deepseekocr(),
     "gemma4": st.builds(Gemma4Processor, PATCHES, st.integers(1, 4), st.integers(1, 3000)),
     "idefics3": st.builds(Idefics3Processor, SIDES.filter(lambda n: n > 2), SIDES, ROWS),
     "idefics3_of_large_images": st.builds(
@@ -150,6 +161,7 @@ SMALL: list[ImageProcessor] = [
     *(Gemma4Processor(1, 2, tokens) for tokens in (1, 7, 12, 53)),
     *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
     *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
+    *(DeepseekOCRProcessor(8, 5, 1, max_tiles=most) for most in (0, 2, 9)),
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),

@@ -5,6 +5,7 @@ import pytest
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor, outline_within
 from model_zoo.images.slicing import Slicing
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
@@ -22,6 +23,7 @@ PROCESSORS: dict[str, tuple[ImageProcessor, int, int]] = {
     "internvl": (InternVLProcessor(448, 256, CLIP), 3_328, 256),  # one tile
     "idefics3": (Idefics3Processor(384, 1536, 81), 1_377, 5 * 81),  # four tiles and the whole
     "minicpmv": (MiniCPMVProcessor(Slicing(448, 14), 14, 64), 640, 64),
+    "deepseekocr": (DeepseekOCRProcessor(1024, 640, 16), 1_183, 273),  # the whole image
     "gemma3": (Gemma3Processor(896, 256), 256, 256),  # its only size
 }
 

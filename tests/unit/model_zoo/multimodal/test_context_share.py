@@ -6,6 +6,7 @@ import torch
 
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.slicing import Slicing
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
@@ -25,6 +26,7 @@ CANVASES = tuple((384 * rows, 384 * columns) for rows, columns in TILES)
 # For each, the context and the least rows that a photo then keeps.
 PROCESSORS: dict[str, tuple[ScalableProcessor, int, int]] = {
     "qwen3vl": (BoundedProcessor(16, 2, 64 << 10, 16 << 20, CLIP), 4096, 2200),
+    "deepseekocr": (DeepseekOCRProcessor(1024, 640, 16), 1024, 600),
     "hunyuan": (
         HunyuanProcessor(BoundedProcessor(16, 2, 512 * 512, 16 << 20, CLIP)),
         4096,
@@ -77,7 +79,14 @@ def test_pixels_of_a_scaled_image_have_the_shape_that_its_size_states(name) -> N
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("internvl", 256), ("llama4", 144), ("idefics3", 169), ("minicpmv", 64), ("lfm2", 256)],
+    [
+        ("deepseekocr", 273),
+        ("internvl", 256),
+        ("llama4", 144),
+        ("idefics3", 169),
+        ("minicpmv", 64),
+        ("lfm2", 256),
+    ],
 )
 def test_the_smallest_context_leaves_one_part(name, least) -> None:
     scaled = scaled_to_context(PROCESSORS[name][0], 8)

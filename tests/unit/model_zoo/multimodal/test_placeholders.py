@@ -13,6 +13,8 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.slicing import Slicing
+from model_zoo.models.deepseekocr import placeholders as deepseekocr
+from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -50,6 +52,7 @@ LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
 SLICES = MiniCPMVProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
+    "deepseekocr": deepseekocr.deepseekocr_placeholders,
     "gemma3": gemma3.gemma3_placeholders,
     "gemma4": gemma4.gemma4_placeholders,
     "pixtral": pixtral.PixtralPlaceholders,
@@ -64,6 +67,7 @@ PLACEMENTS: dict[str, Any] = {
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
+    "deepseekocr": DeepseekOCRProcessor(side=64, tile=40, patch=4),
     "gemma3": Gemma3Processor(28, 4),
     "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
@@ -78,6 +82,7 @@ PROCESSORS: dict[str, Any] = {
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
+    "deepseekocr": deepseekocr.TEXTS.reserved,
     "gemma3": gemma3.TEXTS.reserved,
     "gemma4": gemma4.TEXTS.reserved,
     "pixtral": pixtral.TEXTS.reserved,

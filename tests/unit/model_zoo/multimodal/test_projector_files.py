@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 ASK = [Message("user", (WIDE, "What is this?"))]
 # By name here: the row of the table.
 ROWS = {
+    "deepseekocr": "deepseekocr",
     "glm4v": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
@@ -257,6 +258,9 @@ def test_processors_that_files_cannot_describe_are_refused(
 @pytest.mark.parametrize(
     ("family", "part", "settings", "words"),
     [
+        ("deepseekocr", "projector_config", {"projector_type": "mlp_gelu"}, "mean linear"),
+        ("deepseekocr", "language_config", {"use_mla": True}, "True as `use_mla`"),
+        ("deepseekocr", "vision_config", {"width": {}}, "has no `clip-l-14-224`"),
         ("glm4v", "text_config", {"rope_parameters": {"partial_rotary_factor": ""}}, "shape"),
         ("lfm2", None, {"downsample_factor": [2, 2]}, "invalid settings: TypeError"),
         ("llava_next", None, {"image_grid_pinpoints": []}, "number is needed"),
