@@ -66,7 +66,7 @@ class Family:
         return f"model_zoo.models.{self.folder}.multimodal"
 
 
-_DEEPSEEKOCR = ("deepseek2-ocr", "deepseekocr")
+_DEEPSEEKOCR, _OCR_PROJECTORS = ("deepseek2-ocr", "deepseekocr"), ("deepseekocr", "deepseekocr2")
 _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("internlm2", "llama", "qwen2", "qwen3", "qwen3moe")
 _LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
@@ -98,9 +98,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek2", ("deepseek32",), pre_tokenizer="deepseek-v3"),
     Family("deepseek2", ("glm-dsa", "glm4moelite"), pre_tokenizer="glm4"),
     Family("deepseek2", ("mistral4",), pre_tokenizer="tekken"),
-    Family(
-        "deepseekocr", _DEEPSEEKOCR, ("deepseekocr",), _DEEPSEEKOCR, pre_tokenizer="deepseek-v3"
-    ),
+    Family("deepseekocr", _DEEPSEEKOCR, _OCR_PROJECTORS, _DEEPSEEKOCR, "deepseek-v3"),
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone", ("exaone",), pre_tokenizer="exaone"),

@@ -103,9 +103,9 @@ def save_deepseekocr(model: Any, folder: Path) -> None:
     widths = {
         "clip-l-14-224": {
             "heads": clip["num_attention_heads"],
-            "image_size": clip["image_size"],
+            "image_size": clip.get("image_size"),
             "layers": clip["num_hidden_layers"],
-            "patch_size": clip["patch_size"],
+            "patch_size": clip.get("patch_size"),
             "width": clip["hidden_size"],
         },
         "sam_vit_b": {
@@ -171,18 +171,20 @@ def _planes(views: Tensor, patch: int) -> Tensor:
 def expected(twin: Any, prompt: Prompt) -> Tensor:
     """Logits of the twin, which takes the tiles of all images in one row."""
     ids = torch.tensor([prompt.tokens])
-    images = images_in_order(prompt)
-    if not images:
-        return twin(input_ids=ids).logits[0]
-    each = [views_of(twin, image.pixels, image.grid) for image in images]
+    return twin(input_ids=ids, **views_of_all(twin, prompt)).logits[0]
+
+
+def views_of_all(twin: Any, prompt: Prompt) -> dict[str, Any]:
+    each = [views_of(twin, image.pixels, image.grid) for image in images_in_order(prompt)]
+    if not each:
+        return {}
     local = [given["pixel_values_local"] for given in each if "pixel_values_local" in given]
-    return twin(
-        input_ids=ids,
-        pixel_values=torch.cat([given["pixel_values"] for given in each]),
-        pixel_values_local=torch.cat(local) if local else None,
-        num_local_patches=[n for given in each for n in given["num_local_patches"]],
-        patches_grid=[grid for given in each for grid in given["patches_grid"]],
-    ).logits[0]
+    return {
+        "pixel_values": torch.cat([given["pixel_values"] for given in each]),
+        "pixel_values_local": torch.cat(local) if local else None,
+        "num_local_patches": [n for given in each for n in given["num_local_patches"]],
+        "patches_grid": [grid for given in each for grid in given["patches_grid"]],
+    }
 
 
 def without_vision(tensors: Mapping[str, np.ndarray]) -> Changes:

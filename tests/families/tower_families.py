@@ -28,6 +28,7 @@ from model_zoo.models.paddleocr import vision as paddleocr
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from tests.families import (
+    deepseekocr2_families,
     deepseekocr_families,
     kimivl_families,
     minicpmv4_6_families,
@@ -120,6 +121,17 @@ TOWERS: Mapping[str, TowerFamily] = {
         only={"another_table_of_positions": LLAMA_CPP},
         limit_images=(1,),
         save=deepseekocr_families.save_deepseekocr,
+    ),
+    "deepseekocr2": TowerFamily(
+        deepseekocr2_families.build_tower,
+        deepseekocr2_families.config,
+        {"plain": {}},
+        deepseekocr_families.pixels,
+        deepseekocr2_families.tower_features,
+        flavours=LLAMA_CPP,
+        shapes=((1, 1), (1, 2)),
+        grids=True,
+        limit_images=(1,),
     ),
     "gemma3": TowerFamily(
         gemma3.Gemma3Tower,

@@ -34,6 +34,7 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import (
+    deepseekocr2_families,
     deepseekocr_families,
     kimivl_families,
     minicpmv4_6_families,
@@ -176,6 +177,14 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         flavours=FLAVOURS,
         grids=[(2, 4), (4, 2)],
         save=deepseekocr_families.save_deepseekocr,
+    ),
+    "deepseekocr2": VisionFamily(
+        deepseekocr2_families.config,
+        {"plain": {"text": {"max_position_embeddings": 2048}}},
+        deepseekocr2_families.expected,
+        engine_flavour=None,
+        special=deepseekocr_families.SPECIAL,
+        spelled=deepseekocr.TEXTS.spelled,
     ),
     "gemma3": VisionFamily(
         gemma3_config,

@@ -45,7 +45,7 @@ def picture(height: int, width: int) -> NDArray[np.uint8]:
 def deepseekocr(folder: Path) -> Compared:
     """The whole image: llama.cpp takes 1,024 pixels, which Pillow's and its own filter reach alike
     from a side of as many. It ends a line of tiles and the whole image as we do."""
-    vision, image = deepseekocr_tower(folder), picture(1024, 512)
+    vision, image = deepseekocr_tower(folder, clip={"image_size": 224}), picture(1024, 512)
     prepared = prepare(image, vision.tower.images, tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
     _, _, whole = their_features(folder / "tiny.gguf", vision.path, image, width=64)
@@ -55,25 +55,37 @@ def deepseekocr(folder: Path) -> Compared:
 def deepseekocr_tiles(folder: Path) -> Compared:
     """llama.cpp stretches both tables of positions otherwise than the authors' code, so one has the
     size of tiles, and all places of the other are equal."""
-    vision, image = deepseekocr_tower(folder, clip={"image_size": 140}), picture(640, 1280)
-    places = "v.sam.pos_embd.weight"
-    table = matrices(vision.path)[places]
-    equal = np.ascontiguousarray(np.broadcast_to(table[:, :1, :1], table.shape))
-    path = rewrite(vision.path, folder / "equal.gguf", tensors={places: equal})
-    tower = load_tower(TOWERS["deepseekocr"].build, path)
-    prepared = prepare(image, vision.tower.images, tower=b"")
-    ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
-    tiles, whole = their_features(folder / "tiny.gguf", path, image, width=64)
+    vision = deepseekocr_tower(folder, clip={"image_size": 140})
+    ours, (tiles, whole) = of_equal_places("deepseekocr", vision, picture(640, 1280))
     assert len(tiles) + len(whole) == len(ours)
     return ours[: len(tiles)], [tiles]
 
 
-def deepseekocr_tower(folder: Path, **changes: Any) -> TowerPair:
+def deepseekocr2(folder: Path) -> Compared:
+    """With the row that ends the image, which llama.cpp adds to the last view."""
+    vision = deepseekocr_tower(folder, "deepseekocr2")
+    ours, theirs = of_equal_places("deepseekocr2", vision, picture(768, 1536))
+    return ours, [torch.cat(theirs)]
+
+
+def of_equal_places(family: str, vision: TowerPair, image: np.ndarray) -> Compared:
+    """With one position for all places of the first encoder."""
+    folder, places = vision.path.parent, "v.sam.pos_embd.weight"
+    table = matrices(vision.path)[places]
+    equal = np.ascontiguousarray(np.broadcast_to(table[:, :1, :1], table.shape))
+    path = rewrite(vision.path, folder / "equal.gguf", tensors={places: equal})
+    tower = load_tower(TOWERS[family].build, path)
+    prepared = prepare(image, vision.tower.images, tower=b"")
+    ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
+    return ours, their_features(folder / "tiny.gguf", path, image, width=64)
+
+
+def deepseekocr_tower(folder: Path, family: str = "deepseekocr", **changes: Any) -> TowerPair:
     """With the sizes of images that llama.cpp has whatever the file states, and a layer without
     windows where it has one."""
     sizes = {"image_size": 1024, "patch_size": 16, "window_size": 14, "hidden_size": 32}
-    sizes |= {"num_hidden_layers": 3, "global_attn_indexes": [2], "clip": {"image_size": 224}}
-    return TOWERS["deepseekocr"].write(folder, **(sizes | changes))
+    sizes |= {"num_hidden_layers": 3, "global_attn_indexes": [2]}
+    return TOWERS[family].write(folder, **(sizes | changes))
 
 
 def gemma3(folder: Path) -> Compared:
@@ -294,6 +306,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
     for family in (
         deepseekocr,
         deepseekocr_tiles,
+        deepseekocr2,
         gemma3,
         hunyuan_vl,
         mistral3,

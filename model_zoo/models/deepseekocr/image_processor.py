@@ -27,8 +27,9 @@ class DeepseekOCRProcessor:
     centred on a grey square with this `side`.
 
     grid: rows and columns of tiles; (1, 1) for an image that is not cut, because it is no larger
-    than a tile or, if `max_tiles` is 0, in any case. Each line of features, of a tile or of the
+    than a tile or, if `max_tiles` is 0, in any case. Each line of features, of the tiles or of the
     whole image, is followed by one row, and the last line of an image by another one.
+    queries: features of a tile and of the whole image in DeepSeek-OCR 2, which are no lines.
     """
 
     side: int
@@ -37,6 +38,7 @@ class DeepseekOCRProcessor:
     normalisation: Normalisation = STANDARD
     min_tiles: int = 2
     max_tiles: int = 9
+    queries: tuple[int, int] | None = None
 
     @property
     def most_rows(self) -> int:
@@ -92,13 +94,19 @@ class DeepseekOCRProcessor:
 
     def _rows(self, grid: Grid) -> int:
         """Feature rows of an image with so many tiles."""
-        edge = self._edge(self.tile)
-        lines = 0 if grid == NO_TILES else grid[0] * edge
-        return lines * (grid[1] * edge + 1) + self._rows_of(self.side) + 1
+        whole, edge = self._rows_of(self.side) + 1, self.edge(self.tile)
+        if grid == NO_TILES:
+            return whole
+        if self.queries is not None:
+            return math.prod(grid) * self._rows_of(self.tile) + whole
+        return grid[0] * edge * (grid[1] * edge + 1) + whole
 
     def _rows_of(self, side: int) -> int:
         """Those of a view alone, with the rows behind its lines."""
-        return self._edge(side) * (self._edge(side) + 1)
+        if self.queries is not None:
+            return self.queries[side == self.side]
+        return self.edge(side) * (self.edge(side) + 1)
 
-    def _edge(self, side: int) -> int:
+    def edge(self, side: int) -> int:
+        """Rows of the first encoder along a side of a view of so many pixels."""
         return math.ceil(side // self.patch / MERGED)

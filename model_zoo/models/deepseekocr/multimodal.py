@@ -1,4 +1,6 @@
-"""DeepSeek-OCR with images: tiles and the whole image."""
+"""DeepSeek-OCR and DeepSeek-OCR 2 with images: tiles and the whole image."""
+
+from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,29 +9,42 @@ from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.deepseekocr.placeholders import deepseekocr_placeholders
 from model_zoo.models.deepseekocr.sam import patches_across, sam_scope, sam_sizes
 from model_zoo.models.deepseekocr.vision import DeepseekOCRTower
+from model_zoo.models.deepseekocr.vision_2 import DeepseekOCR2Tower, queries_of
 from model_zoo.multimodal.context_share import scaled_to_context
-from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.image_settings import projector_type, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
-# The side of a tile by that of the whole image: 640 of 1,024 pixels, which no file states.
-TILE_SHARE = 5, 8
+SECOND = "deepseekocr2"
+# The side of a tile by that of the whole image, of 1,024 pixels, and the most tiles, which no file
+# states: 640 pixels in the first model, 768 in the second.
+SHARE, SECOND_SHARE = (5, 8), (3, 4)
+SECOND_TILES = 6
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = scaled_to_context(read_processor(w, metadata), w.context_tokens)
-    tower = DeepseekOCRTower(w, metadata, processor)
+    is_second = projector_type(metadata) == SECOND
+    read = read_second_processor if is_second else read_processor
+    processor = scaled_to_context(read(w, metadata), w.context_tokens)
+    tower = (DeepseekOCR2Tower if is_second else DeepseekOCRTower)(w, metadata, processor)
     return MultimodalSpec(tower, processor, deepseekocr_placeholders(tokenizer))
 
 
-def read_processor(w: TensorScope, metadata: Metadata) -> DeepseekOCRProcessor:
+def read_processor(
+    w: TensorScope, metadata: Metadata, share: tuple[int, int] = SHARE
+) -> DeepseekOCRProcessor:
     sam = sam_scope(w)
     sizes = sam_sizes(sam, metadata)
     across = patches_across(sam, sizes)
-    tile = max(across * TILE_SHARE[0] // TILE_SHARE[1], 1)
+    tile = max(across * share[0] // share[1], 1)
     return DeepseekOCRProcessor(
         across * sizes.patch,
         tile * sizes.patch,
         sizes.patch,
         normalisation=read_normalisation(metadata, STANDARD),
     )
+
+
+def read_second_processor(w: TensorScope, metadata: Metadata) -> DeepseekOCRProcessor:
+    plain = read_processor(w, metadata, SECOND_SHARE)
+    return replace(plain, max_tiles=SECOND_TILES, queries=queries_of(w.scope("v")))

@@ -1,34 +1,52 @@
-"""DeepSeek-OCR: conversion of vision checkpoints to GGUF."""
+"""DeepSeek-OCR and DeepSeek-OCR 2: conversion of vision checkpoints to GGUF."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.deepseekocr.vision import EPS
+from model_zoo.models.deepseekocr.vision_2 import EPS as READER_EPS
+from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, KV_HEADS_KEY, QUERIES, ROPE_BASE
 from runtime.errors import UnsupportedModelError
 
-CLIP, SAM = "clip-l-14-224", "sam_vit_b"
-# Settings that no checkpoint states.
-WINDOW, WIDENED = 14, 4
+CLIP, SAM, QWEN = "clip-l-14-224", "sam_vit_b", "qwen2-0-5b"
+# Settings that no checkpoint of the authors states.
+WIDENED = 4
+SAM_SIZES = {"image_size": 1024, "patch_size": 16, "window_size": 14}
+QWEN_SIZES = {
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
+SPELLINGS = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+}
 
 
-def _sam(config: Configuration) -> Mapping[str, Any]:
-    """The settings of the first encoder."""
-    return config.model.of_part("vision_config", "width", SAM).whole
+def _sam(config: Configuration) -> Configuration:
+    """The settings of the first encoder, as the authors spell them or as `transformers` does."""
+    vision = config.model.of_part("vision_config")
+    own = vision.of_part(*(("sam_config",) if "sam_config" in vision.whole else ("width", SAM)))
+    return own.of_family(defaults=SAM_SIZES, spellings=SPELLINGS)
 
 
-def _of_sam(name: str, llama_cpp: str, ollama: str | None = None) -> tuple[Key, ...]:
+def _of_sam(name: str, setting: str) -> tuple[Key, ...]:
     """Keys of the first encoder, by flavour."""
-    own = ((LLAMA_CPP, f"vision.sam.{llama_cpp}"), (OLLAMA, f"sam.{ollama or llama_cpp}"))
-    return tuple(Key(key, lambda c: _sam(c)[name], flavours=(flavour,)) for flavour, key in own)
+    keys = ((LLAMA_CPP, f"vision.sam.{name}"), (OLLAMA, f"sam.{name}"))
+    return tuple(
+        Key(key, lambda c: _sam(c).require_size(setting), flavours=(flavour,))
+        for flavour, key in keys
+    )
 
 
 def _has_sam(config: Configuration, layer: int) -> bool:
     """Whether the first encoder has such a layer."""
-    return bool(layer < _sam(config)["layers"])
+    return layer < _sam(config).layers
 
 
 def _linear(config: Configuration) -> None:
@@ -41,8 +59,8 @@ def _linear(config: Configuration) -> None:
 
 
 def _as_many_layers(config: Configuration) -> None:
-    if _sam(config)["layers"] > config.layers:
-        raise config.error(f"has more layers in `{SAM}` than in `{CLIP}`")
+    if _sam(config).layers > config.layers:
+        raise config.error("has more layers in SAM's encoder than in the second one")
 
 
 _CLIP_MODULES = (
@@ -67,8 +85,8 @@ _SAM_TABLES = (
 )
 
 
-def _sam_layers() -> tuple[Rule, ...]:
-    return tuple(
+def _sam_rules() -> tuple[Rule, ...]:
+    layers = tuple(
         rule
         for modules, keep in ((_SAM_MODULES, False), (_SAM_TABLES, True))
         for source, llama_cpp, ollama in modules
@@ -80,8 +98,27 @@ def _sam_layers() -> tuple[Rule, ...]:
             keep=keep,
         )
     )
+    kept = (
+        ("pos_embed", "pos_embd.weight", "position_embd"),
+        ("patch_embed.proj.*", "patch_embd.*", "patch_embd.*"),
+        *((f"neck.{index}.*",) * 3 for index in range(4)),
+        *((f"{name}.weight",) * 3 for name in ("net_2", "net_3")),
+    )
+    others = (
+        rule
+        for source, llama_cpp, ollama in kept
+        for rule in towers.both(
+            f"sam_model.{source}", f"v.sam.{llama_cpp}", f"s.{ollama}", keep=True
+        )
+    )
+    return (*layers, *others)
 
 
+SAM_KEYS = (
+    *_of_sam("block_count", "num_hidden_layers"),
+    *_of_sam("embedding_length", "hidden_size"),
+    *_of_sam("head_count", "num_attention_heads"),
+)
 VISION = Conversion(
     serves=("DeepseekOCRForCausalLM",),
     architecture={LLAMA_CPP: "clip", OLLAMA: "deepseekocr"},
@@ -101,41 +138,18 @@ VISION = Conversion(
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
         Key(
             "vision.window_size",
-            lambda c: _sam(c).get("window_size", WINDOW),
+            lambda c: _sam(c).require_size("window_size"),
             flavours=(LLAMA_CPP,),
         ),
-        *_of_sam("layers", "block_count"),
-        *_of_sam("width", "embedding_length"),
-        *_of_sam("heads", "head_count"),
+        *SAM_KEYS,
         Key(
             "sam.global_attention_indexes",
-            lambda c: _sam(c)["global_attn_indexes"],
+            lambda c: _sam(c).require("global_attn_indexes"),
             flavours=(OLLAMA,),
         ),
     ),
     rules=(
-        *towers.both("sam_model.pos_embed", "v.sam.pos_embd.weight", "s.position_embd", keep=True),
-        *towers.both(
-            "sam_model.patch_embed.proj.*", "v.sam.patch_embd.*", "s.patch_embd.*", keep=True
-        ),
-        *_sam_layers(),
-        *(
-            rule
-            for index in range(4)
-            for rule in towers.both(
-                f"sam_model.neck.{index}.*",
-                f"v.sam.neck.{index}.*",
-                f"s.neck.{index}.*",
-                keep=True,
-            )
-        ),
-        *(
-            rule
-            for name in ("net_2", "net_3")
-            for rule in towers.both(
-                f"sam_model.{name}.weight", f"v.sam.{name}.weight", f"s.{name}.weight", keep=True
-            )
-        ),
+        *_sam_rules(),
         Rule("vision_model.embeddings.class_embedding", "v.class_embd", keep=True),
         # Of CLIP alone, which nothing uses.
         Rule(
@@ -154,11 +168,67 @@ VISION = Conversion(
     ),
     roots=("model.",),
     drop=towers.TEXT,
-    spellings={
-        "num_hidden_layers": "layers",
-        "hidden_size": "width",
-        "num_attention_heads": "heads",
-    },
+    spellings=SPELLINGS,
     check=checks.all_of(_linear, _as_many_layers),
     part=("vision_config", "width", CLIP),
+)
+
+_QWEN2_MODULES = (
+    ("input_layernorm", "ln1"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_out"),
+    ("post_attention_layernorm", "ln2"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+)
+
+
+SECOND_VISION = Conversion(
+    serves=("DeepseekOcr2ForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip"},
+    keys=(
+        Key("vision.block_count", "num_hidden_layers"),
+        Key("vision.embedding_length", "hidden_size"),
+        Key("vision.feed_forward_length", "intermediate_size"),
+        Key("vision.attention.head_count", "num_attention_heads"),
+        Key(KV_HEADS_KEY, "num_key_value_heads"),
+        Key("vision.patch_size", lambda c: _sam(c).require_size("patch_size")),
+        Key("vision.image_size", lambda c: _sam(c).require_size("image_size")),
+        *towers.clip("deepseekocr2", STANDARD, eps="rms_norm_eps"),
+        Key("use_gelu", lambda c: True),  # in the first encoder
+        Key("vision.window_size", lambda c: _sam(c).require_size("window_size")),
+        *SAM_KEYS,
+    ),
+    rules=(
+        *_sam_rules(),
+        *(
+            Rule(f"qwen2_model.{name}.weight", f"v.{kept}.weight", keep=True)
+            for name, kept in zip(("query_768", "query_1024"), QUERIES, strict=True)
+        ),
+        *towers.layers("qwen2_model.model.model.layers.{n}", _QWEN2_MODULES),
+        Rule("qwen2_model.model.model.norm.*", "v.post_ln.*"),
+        Rule("projector.layers.*", "mm.model.fc.*"),
+        Rule("view_seperator", IMAGE_END, keep=True),
+    ),
+    roots=("model.",),
+    drop=towers.TEXT,
+    defaults={"rms_norm_eps": READER_EPS},
+    check=checks.all_of(
+        towers.known_setting("hidden_act", "silu"),
+        towers.known_setting("use_sliding_window", False),
+        towers.known_rope_base(ROPE_BASE),
+        _as_many_layers,
+    ),
+    part=("vision_config", "encoder_config"),
+)
+AUTHORS_SECOND_VISION = replace(
+    SECOND_VISION,
+    serves=("DeepseekOCR2ForCausalLM",),
+    defaults={**SECOND_VISION.defaults, **QWEN_SIZES},
+    spellings={"hidden_size": "dim"},
+    check=checks.all_of(_linear, _as_many_layers),
+    part=("vision_config", "width", QWEN),
 )

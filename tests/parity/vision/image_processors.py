@@ -99,9 +99,9 @@ def square(ours: ImageProcessor, theirs: Any, rows: int) -> Row:
     return ours, expected
 
 
-def deepseekocr(most: int) -> Row:
-    """Tiles as those of DeepSeek-OCR 2; the whole image is made as by the authors' code, from which
-    that of `transformers` differs where a half is rounded."""
+def deepseekocr(most: int, queries: tuple[int, int] | None = None) -> Row:
+    """Tiles are those of DeepSeek-OCR 2 in both models; the whole image is made as by the authors'
+    code, from which that of `transformers` differs where a half is rounded."""
     theirs = DeepseekOcr2ImageProcessorPil(
         size={"height": 64, "width": 64}, tile_size=40, max_patches=most
     )
@@ -110,15 +110,17 @@ def deepseekocr(most: int) -> Row:
         whole = ImageOps.pad(Pillow.fromarray(image), (64, 64), color=(127, 127, 127))
         plane = torch.from_numpy(np.array(whole)).permute(2, 0, 1).float() / 255
         patches, made = [squares((plane[None] - 0.5) / 0.5, 4)], applied(theirs, image)
+        whole_rows = (queries[1] if queries else 4 * 5) + 1
         if not made["num_local_patches"][0]:
-            return Expected(patches[0][0], (1, 1), 4 * 5 + 1)
+            return Expected(patches[0][0], (1, 1), whole_rows)
         columns, rows = get_optimal_tiled_canvas(image.shape[:2], (40, 40), 2, most)
         patches.insert(0, squares(torch.as_tensor(np.stack(made["pixel_values_local"])), 4))
-        tiled = 3 * rows * (3 * columns + 1)
+        tiled = rows * columns * queries[0] if queries else 3 * rows * (3 * columns + 1)
         pixels = torch.cat([views.flatten(0, 1) for views in patches])
-        return Expected(pixels, (rows, columns), tiled + 4 * 5 + 1)
+        return Expected(pixels, (rows, columns), tiled + whole_rows)
 
-    return DeepseekOCRProcessor(side=64, tile=40, patch=4, max_tiles=most), expected
+    ours = DeepseekOCRProcessor(side=64, tile=40, patch=4, max_tiles=most, queries=queries)
+    return ours, expected
 
 
 def gemma4(tokens: int, patch: int, pool: int) -> Row:
@@ -351,6 +353,7 @@ PROCESSORS: Mapping[str, Row] = {
     "clip": square(LlavaProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
     "deepseekocr": deepseekocr(9),
     "deepseekocr of four tiles": deepseekocr(4),
+    "deepseekocr2": deepseekocr(6, (9, 16)),
     "gemma3": square(Gemma3Processor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
     "gemma4": gemma4(tokens=70, patch=4, pool=3),
     "glm4v": glm(6272, 200_000),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from transformers import PreTrainedTokenizerFast
 
 from model_zoo.convert.convert_folder import convert
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
+from model_zoo.models.deepseekocr.vision_2 import IMAGE_END
 from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.vision.encoder import LocalEncoder
+from tests.families.deepseekocr2_families import save_deepseekocr2
 from tests.families.text_family import changed
 from tests.families.tower_families import TOWERS
 from tests.families.towers import TOLERANCE, TowerPair, check_limits, encoded, load_tower, worst
@@ -79,6 +82,35 @@ def test_deepseekocr_of_impossible_sizes_is_refused(tmp_path, name, shape, words
     path = TOWERS["deepseekocr"].write(tmp_path).path
     table = np.ones(shape, np.float32)
     check_refused("deepseekocr", changed(path, tensors={name: table}), ModelFileError, words)
+
+
+def test_deepseekocr2_of_the_authors_checkpoint_agrees(tmp_path) -> None:
+    pair, folder = TOWERS["deepseekocr2"].write(tmp_path), tmp_path / "authors"
+    folder.mkdir()
+    authors = replace(TOWERS["deepseekocr2"], save=save_deepseekocr2).write(folder)
+    check_same("deepseekocr2", pair, authors.path)
+
+
+def test_deepseekocr2_of_llama_cpps_converter_agrees(tmp_path) -> None:
+    """The row behind an image has one more dimension."""
+    pair = TOWERS["deepseekocr2"].write(tmp_path)
+    end = matrices(pair.path)[IMAGE_END][None]
+    check_same("deepseekocr2", pair, changed(pair.path, tensors={IMAGE_END: end}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cut", "words"),
+    [
+        ({"vision.attention.head_count_kv": 3}, "", "is 3, which does not divide 4 heads"),
+        ({"vision.attention.head_count_kv": None}, "", "head_count_kv"),
+        ({"vision.embedding_length": 60}, "", "is 60, where rows have 64"),
+        ({}, "v.resample_query_768.weight", "resample_query_768.weight is .* 63, not .* 64"),
+    ],
+)
+def test_deepseekocr2_with_contradictory_sizes_is_refused(tmp_path, keys, cut, words) -> None:
+    path = TOWERS["deepseekocr2"].write(tmp_path).path
+    narrower = {cut: np.ascontiguousarray(matrices(path)[cut][:, :-1])} if cut else {}
+    check_refused("deepseekocr2", changed(path, keys, narrower), ModelFileError, words)
 
 
 def test_gemma3_with_exchanged_names_of_the_feed_forward_agrees(tmp_path) -> None:

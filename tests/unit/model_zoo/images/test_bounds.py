@@ -47,7 +47,15 @@ def deepseekocr(draw: st.DrawFn) -> DeepseekOCRProcessor:
     side = tile + draw(st.integers(0, 20))
     least = draw(st.integers(2, 4))
     most = draw(st.integers(least, 12))
-    return DeepseekOCRProcessor(side * patch, tile * patch, patch, min_tiles=least, max_tiles=most)
+    numbers = st.tuples(st.integers(1, 300), st.integers(1, 300))
+    return DeepseekOCRProcessor(
+        side * patch,
+        tile * patch,
+        patch,
+        min_tiles=least,
+        max_tiles=most,
+        queries=draw(st.one_of(st.none(), numbers)),
+    )
 
 
 @st.composite
@@ -162,6 +170,7 @@ SMALL: list[ImageProcessor] = [
     *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
     *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
     *(DeepseekOCRProcessor(8, 5, 1, max_tiles=most) for most in (0, 2, 9)),
+    DeepseekOCRProcessor(8, 6, 1, max_tiles=6, queries=(9, 16)),
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
