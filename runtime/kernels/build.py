@@ -147,20 +147,21 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
     return target
 
 
-def _run_all(commands: Iterable[Sequence[str]], environment: Mapping[str, str]) -> None:
+def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> None:
     """Run compilers concurrently; the first one that fails ends the others."""
-    running = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            process_group=0,  # gcc does not end the processes that it starts
-        )
-        for command in commands
-    ]
-    with ThreadPoolExecutor(len(running)) as pool:
+    running: list[subprocess.Popen[bytes]] = []
+    with ThreadPoolExecutor(len(commands)) as pool:
         try:
+            for command in commands:
+                running.append(
+                    subprocess.Popen(
+                        command,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE,
+                        env=environment,
+                        process_group=0,  # gcc does not end the processes that it starts
+                    )
+                )
             for ended in as_completed([pool.submit(_wait, process) for process in running]):
                 ended.result()
         finally:

@@ -1,10 +1,14 @@
 """Compilers that cannot compile the CPU kernels."""
 
+import errno
 import logging
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +135,27 @@ def test_the_first_source_that_cannot_be_compiled_ends_the_others(
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(NativeUnavailableError, match=r"error: no$"):
         build.built_library()
+
+
+def test_compilers_end_when_another_one_cannot_be_started(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a user may have no more processes."""
+    (tmp_path / "source" / "two.c").touch()
+    compiler = tmp_path / "slow-cc"
+    compiler.write_text(f"#!/bin/sh\nexec sleep {HANG_S}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_one(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(start(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with pytest.raises(NativeUnavailableError, match=os.strerror(errno.EAGAIN)):
+        build.built_library()
+    assert started[0].wait(HANG_S) == -signal.SIGKILL
