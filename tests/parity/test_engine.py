@@ -75,7 +75,7 @@ def test_greedy_answers_are_those_of_transformers(each) -> None:
         tokens = torch.tensor([prompt + list(delta.tokens)])
         with torch.inference_mode():
             logits = twin(tokens).logits[0, len(prompt) - 1 : -1]
-        logprobs = torch.log_softmax(logits, dim=-1)
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
         best = logprobs.max(dim=-1)
         assert list(delta.tokens) == best.indices.tolist()
         ours = torch.tensor([sampled.logprob for sampled in delta.logprobs])
