@@ -253,20 +253,24 @@ class Scheduler:
             self._launch_proposed(sequence, proposed, draft)
 
     def _admit_waiting(self, draft: StepDraft) -> None:
-        """Admit sequences in order. One that lacks image features does not block the next ones; the
-        images of the first sequences are requested even if none can be admitted."""
+        """Admit sequences in order. One that lacks image features does not block the next ones, nor
+        does one that leaves all rows to shorter ones, which leave it a slot; the images of the
+        first sequences are requested even if none can be admitted."""
         if not self._resuming and not self._arriving:
             return
-        admitting = True
+        admitting, passed = True, False
         for index, sequence in enumerate(self._in_turn()):
             rows = min(draft.budget, draft.prompt_rows)
-            admitting &= bool(self._free_slots and rows and not draft.out_of_pages)
-            if not admitting and index >= self.slots:
+            slots = len(self._free_slots) - passed
+            admitting &= slots > 0 and rows > 0 and not draft.out_of_pages
+            if index >= self.slots and (draft.left_rows or not admitting):
                 return
             shortage = self.cache_manager.shortage
             fits = admitting and not shortage.persists(sequence, draft.sizes(sequence))
             lacks = sequence.request.images and self._lacks_features(sequence, draft, fits)
-            if admitting and not lacks:
+            if draft.left_rows and not draft.rows_for(self._lacks(sequence)):
+                passed = True
+            elif admitting and not lacks:
                 admitting = fits and self._admit(sequence, draft)
 
     def _in_turn(self) -> Iterator[Sequence]:
@@ -278,18 +282,19 @@ class Scheduler:
     def _lacks_features(self, sequence: Sequence, draft: StepDraft, admitting: bool) -> bool:
         """Whether a waiting sequence lacks features that its first chunk needs."""
         known = sequence.awaited
-        if known is None or (admitting and not _lacking(sequence, known, draft)):
+        if known is None or (admitting and not draft.is_lacking(sequence, known)):
             start = self.cache_manager.cached_prefix(sequence) if sequence.shares_pages else 0
             known = self.cache_manager.images_needed(sequence, start, start + self.step_tokens)
-            sequence.awaited = known  # computed again on admission: cached pages change
+            # Computed again on admission: cached pages change.
+            sequence.awaited, sequence.prefix_hit = known, start
         draft.ahead += [ImageNeed(sequence, digest) for digest in known]
-        return _lacking(sequence, known, draft)
+        return draft.is_lacking(sequence, known)
 
     def _admit(self, sequence: Sequence, draft: StepDraft) -> bool:
         if sequence.pending:  # preempted, and its last token is still on the device only
             return False
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
-        sequence.launched = sequence.confirmed = hit
+        sequence.launched = sequence.confirmed = sequence.prefix_hit = hit
         count, grants = self._chunk_tokens(sequence, draft), None
         if count and self._may_stay(sequence):
             grants = self.cache_manager.reserve(sequence, hit + count)
@@ -333,44 +338,64 @@ class Scheduler:
             return 0
         rows, count = draft.budget - draft.stream_rows, length - start
         if count > 1:
-            most = min(rows, draft.prompt_rows)
-            if count > most > 0:
+            most = draft.rows_for(count)
+            if count > most > 0 and not draft.is_passed(count):
                 most -= self._left_to_shorter(sequence, count, most, draft)
-            rows = min(rows, draft.prompt_rows and max(most, sequence.least_tokens))
+            rows = min(rows, most and max(most, sequence.least_tokens))
         end = start + min(count, rows)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
             return count
-        count = _cut_to_features(sequence, sequence.cut_to_whole_images(count), draft)
+        count = draft.cut_to_features(sequence, sequence.cut_to_whole_images(count))
         return self._cut_to_image_rows(sequence, count, draft)
 
     def _left_to_shorter(self, sequence: Sequence, count: int, rows: int, draft: StepDraft) -> int:
         """How many of its `rows` a prompt that lacks `count` tokens leaves to much shorter prompts
-        behind it, which would wait for all of it: at most half."""
-        most, left = count // SHORTER, 0
-        for other in self._behind(sequence, draft):
-            lacks = other.remaining
-            if lacks > most and other.slot is None and other.shares_pages:
-                lacks -= self.cache_manager.cached_prefix(other)
-            left += lacks if lacks <= most else 0
-        return min(left, rows // 2)
+        behind it, which would wait for all of it: at most half. Only they may use these."""
+        left, most = 0, rows // 2
+        for lacks in self._shorter_behind(sequence, count // SHORTER, draft):
+            left = min(left + lacks, most)
+            if left == most:
+                break
+        if left:
+            draft.left_rows, draft.left_to = left, count // SHORTER
+        return left
 
-    def _behind(self, sequence: Sequence, draft: StepDraft) -> Iterator[Sequence]:
-        """The prompts behind this one that the next step can compute: running ones, and waiting
-        ones for which there are slots and perhaps pages."""
-        slots = len(self._free_slots)
-        if sequence.state is SequenceState.RUNNING:
-            behind = self.running[self.running.index(sequence) + 1 :]
-            yield from (each for each in behind if each.remaining > 1 and self._sees(each, draft))
-        else:
-            slots -= 1
-        if draft.out_of_pages:
-            return
-        for other in islice((each for each in self._in_turn() if each is not sequence), slots):
-            if other.pending or self.cache_manager.shortage.persists(other, draft.sizes(other)):
-                return
-            if self._sees(other, draft):
-                yield other
+    def _shorter_behind(self, sequence: Sequence, most: int, draft: StepDraft) -> Iterator[int]:
+        """What the prompts behind this one lack that the next step can compute, if that is at most
+        `most` tokens: running ones, and waiting ones for which there are slots and perhaps pages.
+        None passes another one of higher priority, or takes the last slot from one."""
+        behind, slots = list[Sequence](), len(self._free_slots) - (sequence.slot is None)
+        if sequence.slot is not None:
+            running = islice(self.running, self.running.index(sequence) + 1, None)
+            behind += (each for each in running if each.remaining > 1)
+        if slots and not draft.out_of_pages:
+            waiting = (each for each in self._in_turn() if each is not sequence)
+            behind += islice(waiting, self.slots)
+        priority, shortage = sequence.request.priority, self.cache_manager.shortage
+        passed = False
+        for other in behind:
+            if other.request.priority > priority or not self._sees(other, draft):
+                continue
+            lacks = self._lacks(other)
+            if lacks > most:
+                priority = min(priority, other.request.priority)
+                passed |= other.slot is None
+                continue
+            if other.slot is None:
+                slots -= 1
+                if slots < passed or other.pending or shortage.persists(other, draft.sizes(other)):
+                    return
+            yield lacks
+
+    def _lacks(self, sequence: Sequence) -> int:
+        """The tokens still to be computed; of a waiting sequence without those that were cached
+        when it was last looked up, since a look-up in each step would take long."""
+        if sequence.slot is not None or not sequence.shares_pages:
+            return sequence.remaining
+        if sequence.prefix_hit is None:
+            sequence.prefix_hit = self.cache_manager.cached_prefix(sequence)
+        return sequence.remaining - sequence.prefix_hit
 
     def _sees(self, sequence: Sequence, draft: StepDraft) -> bool:
         """Whether the images of its next chunk have features, as far as that is known."""
@@ -412,7 +437,7 @@ class Scheduler:
         if grants:
             draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         self.cache_manager.checkpoint(sequence, start)
-        draft.take(count, prompt=length - start > 1)
+        draft.take(count, lacks=length - start)
         if sequence.spans:
             draft.used += self._needs(sequence, start, end)
             draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
@@ -466,21 +491,6 @@ class Scheduler:
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
-
-
-def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: StepDraft) -> bool:
-    """Whether features are missing. A first chunk needs the first image only, but all images if
-    they are for cross-attention."""
-    return not all(map(draft.ready, needed[:1] if sequence.inserted else needed))
-
-
-def _cut_to_features(sequence: Sequence, count: int, draft: StepDraft) -> int:
-    """`count` tokens from `launched` on, fewer if features would be missing."""
-    start, end = sequence.launched, sequence.launched + count
-    for span in images_within(sequence.inserted, start, end):
-        if not draft.ready(span.digest):
-            return max(0, span.start - start)
-    return count
 
 
 def _is_right(chunk: Chunk) -> bool:

@@ -53,6 +53,7 @@ class Sequence:
     proposing: int = 0  # rows of proposed tokens in launched steps
     waits_to_propose: bool = False  # skips steps until the host knows its last token
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
+    prefix_hit: int | None = None  # tokens found in the prefix cache when last looked up
     left: list[int] = field(default_factory=list)  # tokens that `moving_cut` has dropped
     spans: tuple[ImageSpan, ...] = field(init=False)  # those in the current context
     sampling: SamplingParams = field(init=False)  # with positions in the current context
@@ -122,7 +123,7 @@ class Sequence:
         these are restored, and everything is computed again with the same shifts."""
         self.launched = self.confirmed = 0
         self.epoch += 1
-        self.awaited = None
+        self.awaited = self.prefix_hit = None
         if self.left:
             assert self.moving_cut is not None
             begin = self.moving_cut.begin

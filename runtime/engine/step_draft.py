@@ -7,6 +7,7 @@ from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad
 from runtime.kv.page_group import KeyShift
 from runtime.kv.page_shift import MovedPages
+from runtime.kv.spec import images_within
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
@@ -30,6 +31,8 @@ class StepDraft:
     image_rows: int  # remaining image rows
     ready: FeaturesReady
     waits_for_masks: bool = False
+    left_rows: int = 0  # how many of the prompts' rows a long prompt has left to those
+    left_to: int = 0  # that lack at most so many tokens
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
@@ -42,13 +45,37 @@ class StepDraft:
 
     def sizes(self, sequence: Sequence) -> tuple[int, ...]:
         """What limits the sequence's next chunk, if all features are available."""
-        return self.budget, self.prompt_rows, self.image_rows, sequence.length
+        return self.budget, self.prompt_rows, -self.left_rows, self.image_rows, sequence.length
 
-    def take(self, count: int, *, prompt: bool) -> None:
-        """Deduct `count` rows of a sequence from the budgets."""
+    def is_passed(self, lacks: int) -> bool:
+        """Whether rows are left to shorter prompts than one that lacks so many tokens."""
+        return self.left_rows > 0 and lacks > self.left_to
+
+    def rows_for(self, lacks: int) -> int:
+        """How many of the remaining rows a prompt may have that lacks so many tokens."""
+        rows = min(self.budget - self.stream_rows, self.prompt_rows)
+        return max(0, rows - self.left_rows) if self.is_passed(lacks) else rows
+
+    def take(self, count: int, *, lacks: int) -> None:
+        """Deduct `count` rows of a sequence that lacks so many tokens from the budgets."""
         self.budget -= count
-        if prompt:
+        if lacks > 1:
             self.prompt_rows = max(0, self.prompt_rows - count)
+            left = self.left_rows - (0 if self.is_passed(lacks) else count)
+            self.left_rows = max(0, min(left, self.prompt_rows))
+
+    def is_lacking(self, sequence: Sequence, needed: tuple[bytes, ...]) -> bool:
+        """Whether features are missing. A first chunk needs the first image only, but all images if
+        they are for cross-attention."""
+        return not all(map(self.ready, needed[:1] if sequence.inserted else needed))
+
+    def cut_to_features(self, sequence: Sequence, count: int) -> int:
+        """`count` tokens from `launched` on, fewer if features would be missing."""
+        start, end = sequence.launched, sequence.launched + count
+        for span in images_within(sequence.inserted, start, end):
+            if not self.ready(span.digest):
+                return max(0, span.start - start)
+        return count
 
     def move(self, sequence: Sequence, moved: MovedPages) -> None:
         """Add the page moves of a shifted sequence, and a reload of its tokens into its slot."""

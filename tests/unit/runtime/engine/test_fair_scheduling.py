@@ -3,6 +3,8 @@
 import random
 from collections import Counter, deque
 
+import pytest
+
 from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
@@ -86,6 +88,69 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
     assert chunks() == [("long", 20), ("a", 18), ("bb", 2)]
     assert chunks() == [("long", 20), ("bb", 16), ("ccc", 4)]
     assert chunks() == [("long", 26), ("ccc", 14)]
+
+
+def prompt_chunks(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """Runs one step; the requests of its prompts, and the tokens of each."""
+    plan = scheduler.plan()
+    found = [(name, length) for name, _, length, _ in shape(plan) if length > 1]
+    list(scheduler.retire(plan, results(plan)))
+    return found
+
+
+def test_rows_left_to_short_prompts_are_not_taken_by_long_ones_between() -> None:
+    """Neither by waiting nor by running ones, however many these are."""
+    scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
+    scheduler.add(request("long", 400))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    similar = [scheduler.add(request("similar" * n, 300, count=1)) for n in range(1, 5)]
+    scheduler.add(request("a", 12, count=1))
+    assert prompt_chunks(scheduler) == [("long", 28), ("a", 12)]
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    for _ in range(7):
+        assert prompt_chunks(scheduler) == [("long", 40)]
+    assert prompt_chunks(scheduler) == [("long", 12), ("similar", 28)]
+    scheduler.finish(similar[3])
+    assert prompt_chunks(scheduler)[0] == ("similar", 39)
+    scheduler.add(request("bb", 30, count=1))
+    assert prompt_chunks(scheduler) == [("similar", 20), ("bb", 19)]
+
+
+def test_rows_of_a_prompt_are_left_to_none_of_lower_priority() -> None:
+    scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
+    scheduler.add(request("long", 400))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    scheduler.add(request("later", 12, priority=1))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    scheduler.add(request("similar", 300, priority=-1))
+    scheduler.add(request("a", 12))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    scheduler.add(request("first", 12, priority=-1))
+    assert prompt_chunks(scheduler) == [("long", 28), ("first", 12)]
+
+
+def test_short_prompts_leave_a_slot_to_a_long_one_that_they_pass() -> None:
+    scheduler = scheduler_of(pages=600, slots=4, step_tokens=40)
+    for name, length in (("long", 60), ("similar", 50), ("a", 4), ("bb", 5), ("ccc", 6)):
+        scheduler.add(request(name, length))
+    assert prompt_chunks(scheduler) == [("long", 31), ("a", 4), ("bb", 5)]
+    assert prompt_chunks(scheduler) == [("long", 29), ("similar", 9)]
+
+
+def test_prefixes_of_prompts_that_wait_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up, search = Counter[str](), KVCacheManager.cached_prefix
+
+    def cached_prefix(self: KVCacheManager, owner: Sequence) -> int:
+        looked_up[owner.request.id] += 1
+        return search(self, owner)
+
+    monkeypatch.setattr(KVCacheManager, "cached_prefix", cached_prefix)
+    scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
+    for number in range(1, 30):
+        scheduler.add(request("n" * number, 400))
+    for _ in range(8):
+        assert len(prompt_chunks(scheduler)) == 1
+    assert len(looked_up) == 9 and set(looked_up.values()) == {1}
 
 
 def longest_wait(flood: int) -> int:
@@ -186,13 +251,19 @@ def test_images_are_requested_by_turns_over_tenants() -> None:
     assert wanted[:2] == [b"a1", b"b1"]
 
 
+def lacking(sequence: Sequence) -> int:
+    """What a sequence lacked when it was last looked up or admitted."""
+    return len(sequence.tokens) - (sequence.prefix_hit or 0)
+
+
 class Observer:
-    """Checks each admission of a random schedule."""
+    """Checks each admission of a random schedule. While a step cannot compute a prompt as a whole,
+    shorter prompts may pass longer ones that wait for it."""
 
     def __init__(self) -> None:
         self.arrived: dict[str, deque[Sequence]] = {}
         self.overtakes: dict[str, Counter[str]] = {}
-        self.checked = 0
+        self.checked = self.passed = 0
 
     def arrive(self, sequence: Sequence) -> None:
         if sequence.resumes:
@@ -212,16 +283,23 @@ class Observer:
         """After a plan; `earlier`: what was running before it."""
         kept = [sequence for sequence in scheduler.running if sequence in earlier]
         running = Counter(sequence.request.tenant for sequence in kept)
+        cut = any(sequence.remaining > 1 for sequence in scheduler.running)
         for sequence in scheduler.running[len(kept) :]:
             tenant = sequence.request.tenant
             queue = self.arrived.get(tenant, deque())
             if sequence not in queue:  # it goes on
                 running[tenant] += 1
                 continue
-            assert queue.popleft() is sequence, "one tenant's requests keep their order"
+            passed = [each for each in queue if cut and lacking(each) > lacking(sequence)]
+            first = next(each for each in queue if each not in passed)
+            assert first is sequence, "one tenant's requests keep their order"
+            queue.remove(sequence)
             self.overtakes[tenant] = Counter()
             for other, waiting in self.arrived.items():
                 if other == tenant or not waiting:
+                    continue
+                if cut and lacking(waiting[0]) > lacking(sequence):
+                    self.passed += 1
                     continue
                 counts = self.overtakes.setdefault(other, Counter())
                 if running[other]:
@@ -241,7 +319,7 @@ def random_request(r: random.Random, number: int) -> GenerationRequest:
     return GenerationRequest(str(number), prompt, stop, resume=begun, tenant=tenant)
 
 
-def trial(seed: int, depth: int) -> tuple[int, int]:
+def trial(seed: int, depth: int) -> tuple[int, int, int]:
     r = random.Random(seed)
     cache_manager = KVCacheManager([Full()], [r.randint(14, 60)], page_tokens=4)
     scheduler = Scheduler(cache_manager, slots=r.randint(1, 5), step_tokens=r.choice([8, 16, 40]))
@@ -268,10 +346,10 @@ def trial(seed: int, depth: int) -> tuple[int, int]:
         assert idle < 10, "the scheduler is stuck"
     assert all(sequence.state is SequenceState.FINISHED for sequence in live)
     cache_manager.check_idle()
-    return observer.checked, scheduler.preemptions
+    return observer.checked, observer.passed, scheduler.preemptions
 
 
 def test_no_tenant_is_skipped_or_starves() -> None:
     trials = [trial(seed, depth) for seed in range(30) for depth in (1, 2)]
-    assert sum(checked for checked, _ in trials) > 500
-    assert sum(preemptions for _, preemptions in trials) > 0
+    checked, passed, preemptions = map(sum, zip(*trials, strict=True))
+    assert checked > 500 and passed > 0 and preemptions > 0
