@@ -60,9 +60,10 @@ class DeepseekOCR2Tower:
         """The tiles of all images are encoded together, before the whole images."""
         views = self.images.views(self.images.largest.grid)
         most = images * max(each.patches for each in views)
+        of_view = max(map(self._read_rows, views))
         longest = images * max(each.count * self._read_rows(each) for each in views)
         results = 4 * images * self.limits.rows * (3 * self.limits.width + 2 * self._sam.width)
-        return results + self._sam.nbytes(most) + self._reader.nbytes(longest)
+        return results + self._sam.nbytes(most) + self._reader.nbytes(longest, of_view)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         features = partial(self._features, pause=pause)
@@ -106,10 +107,11 @@ class QueryReader:
         self._layers = [_layer(block, sizes, kv_heads) for block in blocks]
         self._norm = w.rms_norm("post_ln", sizes.eps, size=width)
 
-    def nbytes(self, rows: int) -> int:
-        """Upper bound of the bytes for so many rows and queries of all views."""
-        edges = 4 * rows * 5 * self._sizes.hidden
-        return edges + layers_bytes(self._device, self._sizes, self._layers, rows)
+    def nbytes(self, rows: int, of_view: int) -> int:
+        """Upper bound of the bytes for so many rows and queries of all views, and of one view,
+        whose mask attention needs in float32, too."""
+        edges, masks = 4 * rows * 5 * self._sizes.hidden, 5 * of_view**2
+        return edges + masks + layers_bytes(self._device, self._sizes, self._layers, rows)
 
     def __call__(self, rows: Tensor, queries: Tensor, pause: Pause) -> Tensor:
         """rows [views, count, width], queries [n, width] -> [views, n, width]."""
@@ -139,7 +141,7 @@ class PrefixAttention:
         self._qkv = w.fused_linear(shapes)
         self.project = w.linear("attn_out", shape=(hidden, hidden))
         self.row_elements = 9 * hidden
-        # Also keys and values repeated for all heads, and the mask, of one view at a time.
+        # Also keys and values repeated for all heads, of one view at a time.
         self.kept_elements = 2 * hidden + 2 * keys + 4 * hidden
         self.matrix_elements = 3 * hidden * hidden
 

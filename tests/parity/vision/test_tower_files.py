@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from model_zoo.convert.convert_folder import convert
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
-from model_zoo.models.deepseekocr.vision_2 import IMAGE_END
+from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, DeepseekOCR2Tower
 from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.vision.encoder import LocalEncoder
+from runtime.vision.encoder import LocalEncoder, no_pause
 from tests.families.deepseekocr2_families import save_deepseekocr2
 from tests.families.text_family import changed
 from tests.families.tower_families import TOWERS
@@ -28,6 +28,7 @@ from tests.families.towers import random_pixels as random
 from tests.families.vision_configs import SIDE
 from tests.fuzz.parsed_file import parse
 from tests.gguf_files import matrices
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.tiny_models import write_tiny_folder
 
 
@@ -111,6 +112,16 @@ def test_deepseekocr2_with_contradictory_sizes_is_refused(tmp_path, keys, cut, w
     path = TOWERS["deepseekocr2"].write(tmp_path).path
     narrower = {cut: np.ascontiguousarray(matrices(path)[cut][:, :-1])} if cut else {}
     check_refused("deepseekocr2", changed(path, keys, narrower), ModelFileError, words)
+
+
+def test_deepseekocr2_counts_the_mask_of_many_queries(tmp_path) -> None:
+    """It has the square of the rows and queries of a view."""
+    tower = TOWERS["deepseekocr2"].write(tmp_path).tower
+    assert isinstance(tower, DeepseekOCR2Tower)
+    rows, queries = torch.zeros(1, 60, 64), torch.zeros(1300, 64)
+    with torch.inference_mode(), recorded_memory() as recorded:
+        tower._reader(rows, queries, no_pause)
+    assert 0 < peak_bytes(recorded) <= tower._reader.nbytes(1360, 1360)
 
 
 def test_gemma3_with_exchanged_names_of_the_feed_forward_agrees(tmp_path) -> None:
