@@ -268,7 +268,7 @@ class Scheduler:
             shortage = self.cache_manager.shortage
             fits = admitting and not shortage.persists(sequence, draft.sizes(sequence))
             lacks = sequence.request.images and self._lacks_features(sequence, draft, fits)
-            if draft.left_rows and not draft.rows_for(self._lacks(sequence)):
+            if draft.left_rows and not draft.rows_for(self._lacks(sequence, draft)):
                 passed = True
             elif admitting and not lacks:
                 admitting = fits and self._admit(sequence, draft)
@@ -377,7 +377,7 @@ class Scheduler:
         for other in behind:
             if other.request.priority > priority or not self._sees(other, draft):
                 continue
-            lacks = self._lacks(other)
+            lacks = self._lacks(other, draft)
             if lacks > most:
                 priority = min(priority, other.request.priority)
                 passed |= other.slot is None
@@ -388,14 +388,15 @@ class Scheduler:
                     return
             yield lacks
 
-    def _lacks(self, sequence: Sequence) -> int:
+    def _lacks(self, sequence: Sequence, draft: StepDraft) -> int:
         """The tokens still to be computed; of a waiting sequence without those that were cached
-        when it was last looked up, since a look-up in each step would take long."""
+        when it was last looked up. A step looks up one at most, since that may take long."""
         if sequence.slot is not None or not sequence.shares_pages:
             return sequence.remaining
-        if sequence.prefix_hit is None:
+        if sequence.prefix_hit is None and not draft.has_looked_up:
+            draft.has_looked_up = True
             sequence.prefix_hit = self.cache_manager.cached_prefix(sequence)
-        return sequence.remaining - sequence.prefix_hit
+        return sequence.remaining - (sequence.prefix_hit or 0)
 
     def _sees(self, sequence: Sequence, draft: StepDraft) -> bool:
         """Whether the images of its next chunk have features, as far as that is known."""

@@ -33,6 +33,7 @@ class StepDraft:
     waits_for_masks: bool = False
     left_rows: int = 0  # how many of the prompts' rows a long prompt has left to those
     left_to: int = 0  # that lack at most so many tokens
+    has_looked_up: bool = False  # the cached prefix of a prompt that waits
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
