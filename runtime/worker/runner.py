@@ -147,8 +147,11 @@ class DeviceRunner:
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
             self._scratch = row.expand(limits.context_tokens, -1)
-        most = limits.draws if self._recorded is None else self._recorded.most_rows
-        steps = [*scratch_steps(limits, most_recorded=most, compiles=has_kernels(self._device))]
+        most, span = limits.draws, 0
+        if self._recorded is not None:
+            most, span = self._recorded.most_rows, self._recorded.most_span_rows
+        compiles = has_kernels(self._device)
+        steps = [*scratch_steps(limits, most_recorded=most, most_span=span, compiles=compiles)]
         try:
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)

@@ -56,17 +56,20 @@ class ScratchModel:
 
 
 def scratch_steps(
-    limits: StepLimits, *, most_recorded: int, compiles: bool
+    limits: StepLimits, *, most_recorded: int, most_span: int, compiles: bool
 ) -> Iterator[ScratchStep]:
-    """The largest step, the largest decode step and, last, the smallest one.
+    """The largest step, the largest prompt that is recorded, the largest decode step and, last, the
+    smallest one.
 
-    Of decode steps with at most `most_recorded` rows, which are recorded, the largest comes first,
-    because the others reuse its memory. `compiles`: kernels are compiled at first use, for sizes
-    between powers of two, so the steps use all that serving uses. The smallest step draws without
-    options, so that its draw is recorded too.
+    Of decode steps with at most `most_recorded` rows and prompts with at most `most_span`, which
+    are recorded, the largest come first, because the others reuse their memory. `compiles`:
+    kernels are compiled at first use, for sizes between powers of two, so the steps use all that
+    serving uses. The smallest step draws without options, so that its draw is recorded too.
     """
     draws = limits.draws
     yield ScratchStep(limits.step_tokens, draws, _EVERY_OPTION)
+    if most_span > 1:
+        yield ScratchStep(most_span, 1)
     largest = min(draws, most_recorded)
     yield ScratchStep(largest, largest, _EVERY_OPTION)
     if compiles:

@@ -7,16 +7,17 @@ from runtime.worker.scratch_steps import ScratchModel, scratch_plan, scratch_ste
 LIMITS = StepLimits(slots=300, step_tokens=2048, context_tokens=512)
 
 
-def test_the_largest_step_comes_first_and_the_largest_recorded_one_before_other_decode_steps():
-    steps = [(s.rows, s.draws) for s in scratch_steps(LIMITS, most_recorded=256, compiles=False)]
-    assert steps == [(2048, 300), (256, 256), (1, 1)]
+def test_the_largest_step_comes_first_and_the_largest_recorded_ones_before_the_others():
+    most = {"most_recorded": 256, "most_span": 512, "compiles": False}
+    steps = [(s.rows, s.draws) for s in scratch_steps(LIMITS, **most)]
+    assert steps == [(2048, 300), (512, 1), (256, 256), (1, 1)]
     few = StepLimits(slots=5, step_tokens=64, context_tokens=512)
-    steps = [(s.rows, s.draws) for s in scratch_steps(few, most_recorded=256, compiles=False)]
+    steps = [(s.rows, s.draws) for s in scratch_steps(few, **most | {"most_span": 0})]
     assert steps == [(64, 5), (5, 5), (1, 1)]
 
 
 def test_steps_that_compile_have_each_size_alone_and_with_a_prompt_and_each_way_of_drawing():
-    steps = list(scratch_steps(LIMITS, most_recorded=256, compiles=True))
+    steps = list(scratch_steps(LIMITS, most_recorded=256, most_span=0, compiles=True))
     decode = [step.rows for step in steps if step.rows == step.draws > 1]
     assert decode == [256, 300, 128, 64, 32, 16, 8, 4, 2]
     mixed = [(step.rows, step.draws) for step in steps if step.rows > step.draws][1:]
@@ -29,7 +30,7 @@ def test_steps_that_compile_have_each_size_alone_and_with_a_prompt_and_each_way_
 
 def test_without_a_second_slot_prompts_are_alone():
     limits = StepLimits(slots=1, step_tokens=8, context_tokens=64, proposed_tokens=3)
-    steps = list(scratch_steps(limits, most_recorded=4, compiles=True))
+    steps = list(scratch_steps(limits, most_recorded=4, most_span=0, compiles=True))
     assert [(s.rows, s.draws) for s in steps[:6]] == [
         (8, 4),
         (4, 4),
