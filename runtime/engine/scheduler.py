@@ -234,7 +234,7 @@ class Scheduler:
         count = self._chunk_tokens(sequence, draft)
         if count == 0:
             return
-        proposed = sequence.proposed[: draft.budget - draft.stream_rows - count]
+        proposed = sequence.proposed[: draft.rows_beside(count)]
         grants = self.cache_manager.reserve(sequence, start + count + len(proposed))
         if grants is None and proposed:
             proposed = ()

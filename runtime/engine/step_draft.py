@@ -57,6 +57,10 @@ class StepDraft:
         rows = min(self.budget - self.stream_rows, self.prompt_rows)
         return max(0, rows - self.left_rows) if self.is_passed(lacks) else rows
 
+    def rows_beside(self, count: int) -> int:
+        """How many rows proposals may have beside so many other rows of their stream."""
+        return max(0, self.budget - self.stream_rows - self.left_rows - count)
+
     def take(self, count: int, *, lacks: int) -> None:
         """Deduct `count` rows of a sequence that lacks so many tokens from the budgets."""
         self.budget -= count

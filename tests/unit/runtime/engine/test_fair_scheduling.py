@@ -114,6 +114,17 @@ def test_rows_left_to_short_prompts_are_not_taken_by_long_ones_between() -> None
     assert prompt_chunks(scheduler) == [("similar", 20), ("bb", 19)]
 
 
+def test_rows_left_to_short_prompts_are_not_taken_by_proposals() -> None:
+    scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
+    scheduler.add(request("long", 400))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    stream = scheduler.add(request("a", 12, count=60))
+    assert prompt_chunks(scheduler) == [("long", 28), ("a", 12)]
+    stream.propose((7,) * 30)
+    scheduler.add(request("bb", 12, count=1))
+    assert prompt_chunks(scheduler) == [("long", 27), ("bb", 12)]
+
+
 def test_rows_of_a_prompt_are_left_to_none_of_lower_priority() -> None:
     scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
     scheduler.add(request("long", 400))
