@@ -37,6 +37,7 @@ _COMPILERS = ("gcc", "cc", "clang")
 # Without contraction, all code paths round sums in the same way; see matmul.c.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 # Libraries that no process has loaded for so long are removed after a compilation.
 UNUSED_AGE_S = 7 * 24 * 3600.0
 _KNOWN = "as before; `python -m runtime.kernels.native` tries again"
@@ -309,7 +310,7 @@ def _compiled_by(
                 reason = _reason(compiler, error)
                 if not _is_disk_full(error):
                     reasons[reason] = None
-                    if isinstance(error, subprocess.SubprocessError):
+                    if _is_lasting(error):
                         build_failures.remember(place.folder, _stem(level, flags), compiler, reason)
                     return None
                 reasons[f"{reason} ({place.folder})"] = None
@@ -356,6 +357,16 @@ def _is_disk_full(error: Exception) -> bool:
         return error.errno in numbers
     complaint: bytes = getattr(error, "stderr", None) or b""
     return any(os.strerror(number).encode() in complaint for number in numbers)
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether the compiler would fail again. It need not if it was ended from outside, for example
+    with the service that has started it; gcc and clang name the signal that ended their parts."""
+    if not isinstance(error, subprocess.SubprocessError):
+        return False
+    status: int = getattr(error, "returncode", 0)
+    complaint: bytes = getattr(error, "stderr", None) or b""
+    return -status not in _ENDING and b"Terminated" not in complaint
 
 
 def _reason(compiler: str, error: Exception) -> str:

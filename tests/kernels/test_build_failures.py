@@ -90,6 +90,18 @@ def test_a_compiler_that_has_failed_is_called_again_after_a_change(
     assert calls(failing) == len(cpu_levels.usable_levels({}))
 
 
+@pytest.mark.parametrize(
+    "end", ["kill -TERM $$", "echo 'Terminated signal terminated program cc1' >&2; exit 1"]
+)
+def test_a_compiler_that_was_ended_by_a_signal_is_called_again(failing: Path, end: str) -> None:
+    """As when a service manager stops all processes of a service at once."""
+    failing.write_text(f"#!/bin/sh\necho call >> {failing.parent}/calls\n{end}\n")
+    for _ in range(2):
+        compile_in_vain("failing-cc.*[tT]erminated|died with")
+        assert calls(failing) == len(cpu_levels.usable_levels({}))
+        assert native.needs_compiling()
+
+
 def test_compiling_ahead_tries_a_compiler_that_has_failed(
     failing: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
