@@ -31,9 +31,11 @@ def remembered(folder: Path, stem: str, compiler: str) -> str | None:
 
 
 def forget(folder: Path, *, older_than_s: float = 0.0) -> None:
-    """All failures in a folder."""
-    oldest = time.time() - older_than_s
-    for file in folder.glob("kernels-*.failed"):
+    """All failures in a folder, if it can be read."""
+    oldest, found = time.time() - older_than_s, list[Path]()
+    with suppress(OSError):
+        found += folder.glob("kernels-*.failed")
+    for file in found:
         with suppress(OSError):  # another process or user removes it
             if file.stat().st_mtime <= oldest:
                 file.unlink()

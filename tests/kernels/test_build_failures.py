@@ -102,6 +102,14 @@ def test_a_compiler_that_was_ended_by_a_signal_is_called_again(failing: Path, en
         assert native.needs_compiling()
 
 
+def test_failures_in_a_folder_that_cannot_be_read_are_not_looked_for(
+    failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARAVAN_CACHE", f"/{'x' * 300}")  # not even root can read it
+    native.main()
+    assert calls(failing)
+
+
 def test_compiling_ahead_tries_a_compiler_that_has_failed(
     failing: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
