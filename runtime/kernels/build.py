@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,19 +151,20 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
 def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> None:
     """Run compilers concurrently; the first one that fails ends the others."""
     running: list[subprocess.Popen[bytes]] = []
+    waiting: list[Future[None]] = []
     with ThreadPoolExecutor(len(commands)) as pool:
         try:
             for command in commands:
-                running.append(
-                    subprocess.Popen(
-                        command,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE,
-                        env=environment,
-                        process_group=0,  # gcc does not end the processes that it starts
-                    )
+                process = subprocess.Popen(
+                    command,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    process_group=0,  # gcc does not end the processes that it starts
                 )
-            for ended in as_completed([pool.submit(_wait, process) for process in running]):
+                running.append(process)
+                waiting.append(pool.submit(_wait, process))
+            for ended in as_completed(waiting):
                 ended.result()
         finally:
             for process in running:
