@@ -49,13 +49,16 @@ def ray_folder(own: Mapping[str, str]) -> Path:
 
 
 def ray_token(own: Mapping[str, str]) -> dict[str, str]:
-    """The variable with a new token for a Ray that cannot keep one in the home directory, as where
-    that is read-only; nothing if it can, or if this environment states one."""
+    """The variable with a new token for a Ray that cannot read or keep one in the home directory,
+    for example because that is read-only; nothing if it can, or if this environment states one."""
     if own.get("RAY_AUTH_TOKEN") or own.get("RAY_AUTH_TOKEN_PATH"):
         return {}
     try:
         file = expanded("~/.ray/auth_token")
-        if not file.is_file():
+        if file.exists():
+            with file.open():
+                pass
+        else:
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=file.parent):
                 pass

@@ -88,3 +88,9 @@ def test_ray_keeps_its_token_in_the_home_directory(monkeypatch, tmp_path, kept):
         (tmp_path / ".ray" / "auth_token").write_text("x")
     assert ray_token({}) == {}
     assert len([*(tmp_path / ".ray").iterdir()]) == kept
+
+
+def test_a_token_in_the_home_directory_that_cannot_be_read_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray" / "auth_token").mkdir(parents=True)  # not even root can read it
+    assert ray_token({})["RAY_AUTH_TOKEN"]
