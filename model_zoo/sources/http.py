@@ -298,8 +298,9 @@ class Http:
         return {"trace": self._connected}
 
     def _connected(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpx's trace hook: records sockets. TLS replaces the object of a connection."""
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+        """httpx's trace hook: records sockets. TLS replaces the object of a connection. The prefix
+        of an event is `connection`, or the kind of a proxy."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._connections.add(info["return_value"])
 
     def _target(self, url: httpx.URL, location: str) -> httpx.URL:

@@ -1,17 +1,23 @@
 """Proxies and certificates of the environment."""
 
+import socket
+import ssl
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from model_zoo.sources import proxies
-from model_zoo.sources.http import Http
+from model_zoo.sources import http, proxies
+from model_zoo.sources.http import Http, TransientError
 from model_zoo.sources.proxies import ProxiedTransport, proxy_of
 from runtime.errors import ConfigurationError
 from serve_app.cli.server import Server
+from tests.certificates import Authority
+from tests.patience import HANG_S
 
 PROXY = "http://proxy:3128"
 
@@ -107,6 +113,40 @@ def test_socks_proxies_are_used_where_their_package_is_installed(monkeypatch) ->
     monkeypatch.setattr(proxies, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setitem(sys.modules, "socksio", SimpleNamespace())
     assert chosen("https://a.org", {"ALL_PROXY": "socks5h://a:1080"}) == "socks5h://a:1080"
+
+
+def test_waiting_for_a_server_behind_a_proxy_can_be_ended(monkeypatch, tmp_path) -> None:
+    """The connection to the server is one of TLS within that to the proxy."""
+    own = Authority(tmp_path).environment()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(own["RAY_TLS_SERVER_CERT"], own["RAY_TLS_SERVER_KEY"])
+    unverified = httpx.create_ssl_context(verify=False)
+    monkeypatch.setattr(http, "trusted_certificates", lambda: unverified)
+    monkeypatch.setattr(http, "TIMEOUT", httpx.Timeout(None))
+    asked = threading.Event()
+
+    def be_silent(proxy: socket.socket) -> bytes:
+        connection, _ = proxy.accept()
+        assert connection.recv(4096).startswith(b"CONNECT a.org:443 ")
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        with tls.wrap_socket(connection, server_side=True) as server:
+            assert server.recv(4096).startswith(b"GET /x ")
+            asked.set()
+            return server.recv(1)
+
+    def read(client: Http) -> None:
+        with client.stream(httpx.URL("https://a.org/x")):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy, ThreadPoolExecutor(2) as pool:
+        client = Http(environment={"HTTPS_PROXY": f"http://127.0.0.1:{proxy.getsockname()[1]}"})
+        served, reading = pool.submit(be_silent, proxy), pool.submit(read, client)
+        assert asked.wait(HANG_S)
+        client.hang_up()
+        with pytest.raises(TransientError):
+            reading.result(HANG_S)
+        client.close()
+        assert served.result(HANG_S) == b""
 
 
 def test_certificates_that_cannot_be_read_are_an_error_with_the_variable(
