@@ -61,7 +61,7 @@ def needs_no_proxy(url: httpx.URL, environment: Mapping[str, str]) -> bool:
     if is_loopback(url.host):
         return True
     stated = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    return any(_names(entry.strip().lower(), url) for entry in stated.split(","))
+    return any(_names(entry, url) for entry in stated.lower().replace(",", " ").split())
 
 
 def is_loopback(host: str) -> bool:
@@ -93,6 +93,8 @@ def _stated_proxy(scheme: str, environment: Mapping[str, str]) -> httpx.Proxy | 
     stated = environment[variable]
     try:
         proxy = httpx.Proxy(stated if "://" in stated else f"http://{stated}")
+        if not proxy.url.host:
+            raise ValueError("no host")
     except (ValueError, httpx.InvalidURL):  # which may show a password
         raise ConfigurationError(
             f"{variable} is not the URL of a proxy, such as http://proxy:3128. Correct or unset it."

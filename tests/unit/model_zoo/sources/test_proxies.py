@@ -81,6 +81,7 @@ def test_the_proxy_of_a_scheme_is_used_except_for_this_machine(url, environment,
         ("fd00::1", "http://[fd00::1]", True),
         ("fd00::/8", "http://[fd12::1]", True),
         ("fd00::/8", "http://10.0.0.1", False),
+        ("a.org b.org", "https://b.org", True),
         ("", "http://a.org", False),
         (".", "http://a.org", False),
         ("[fd00::]/8", "http://a.org", False),
@@ -98,6 +99,7 @@ def test_hosts_that_no_proxy_names_are_reached_directly(entry, url, direct, vari
         ("socks5://127.0.0.1:1080", r"ALL_PROXY names a SOCKS proxy, which needs `pip install"),
         ("ftp://secret@proxy", r"ALL_PROXY is not the URL of a proxy"),
         ("http://user:secret@proxy:port", r"ALL_PROXY is not the URL of a proxy"),
+        ("http://:3128", r"ALL_PROXY is not the URL of a proxy"),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_named_by_its_variable(monkeypatch, stated, problem) -> None:
