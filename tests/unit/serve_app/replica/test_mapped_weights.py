@@ -14,6 +14,7 @@ from bench.make_model import Shape, ensure_model
 from runtime.engine.request import SamplingParams
 from serve_app.messages.tasks import ChatTask, TokenIds
 from tests.mapped_files import maps_of
+from tests.patience import HANG_S
 from tests.unit.bench.test_make_model import few_tokens
 from tests.unit.serve_app.answers import answer_of
 from tests.unit.serve_app.loaded_replicas import loaded
@@ -59,22 +60,25 @@ def big(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def process(big) -> Iterator[subprocess.Popen[str]]:
-    """A replica that answers once, reports the growth of its memory, and answers again when its
-    standard input ends."""
+def reported(big) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+    """A process with a replica that has answered once, and answers again when its standard input
+    ends, and its report of the first answer."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", SERVE, str(big)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            yield process
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=HANG_S)[1]
+            yield process, json.loads(line)
         finally:
             process.kill()
 
 
-async def test_replicas_of_a_node_share_the_pages_of_the_file_and_copy_nothing(big, process):
+async def test_replicas_of_a_node_share_the_pages_of_the_file_and_copy_nothing(big, reported):
+    process, report = reported
     size = big.stat().st_size
     assert size > 50_000_000
-    report = json.loads(process.stdout.readline())
     assert report["tokens"] == 4
     assert report["grown"] < size / 4
     with loaded(big, step_tokens=16) as replica:
@@ -88,9 +92,10 @@ async def test_replicas_of_a_node_share_the_pages_of_the_file_and_copy_nothing(b
             assert counted["Pss"] < 0.6 * size
 
 
-def test_a_bus_error_of_a_truncated_file_is_explained_on_standard_error(big, process):
+def test_a_bus_error_of_a_truncated_file_is_explained_on_standard_error(big, reported):
     """It ends the process, so no other test follows."""
+    process, _ = reported
     os.truncate(big, 0)
-    _, told = process.communicate()
+    _, told = process.communicate(timeout=HANG_S)
     assert process.returncode == -signal.SIGBUS
     assert f"bus error in {big}: a file that is served was shortened in place" in told
