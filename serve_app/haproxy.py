@@ -7,7 +7,7 @@ HAProxy (`haproxy_supervisor`). Ray 2.60 has no settings for these edits:
 - the admin socket gets mode 600 (Ray: 666), in a directory that only this user can access;
 - the statistics page listens on loopback, the metrics at the address of the HTTP frontend (Ray:
   both on all addresses);
-- with CARAVAN_HAPROXY_IPV6, the HTTP frontend at all IPv4 addresses listens at all IPv6 ones, too
+- with CARAVAN_HAPROXY_IPV6, the HTTP frontend on all IPv4 addresses listens on all IPv6 ones, too
   (Ray: at those of IPv4 only, even if `http_options.host` is `::`);
 - the ingress and the fallback proxy of this node are reached at the address on which they listen,
   which is that of the HTTP frontend (Ray: on loopback);

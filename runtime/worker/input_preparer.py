@@ -89,8 +89,8 @@ class DeviceInputs:
     """The rows of one step, on the device; valid until the next step is prepared.
 
     rows: of the chunks, on the host. positions [rows] int64; row_slot [rows] int32.
-    form: of rows that need nothing else of the host, as image features; each row of ONE_EACH, and
-    no other row than the last one of ONE_SPAN is an output. The inputs of such steps with the same
+    form: of rows that need nothing else of the host, such as image features; each row of ONE_EACH,
+    and no row but the last one of ONE_SPAN, is an output. The inputs of such steps with the same
     form and number of rows have the same addresses. Additional rows are padding: position 0 of the
     slot after the last one, attending to nothing; outputs are padded with row 0, to one in
     ONE_SPAN.

@@ -16,8 +16,8 @@ class RowForm(Enum):
     """A division of a step's rows into spans that follows from the number of rows alone.
 
     ONE_EACH: each span is one row, the r-th span row r. ONE_SPAN: there is one span, of two rows or
-    more, from row 0 on. Rows of padding may follow, no or several ones in ONE_SPAN: kernels skip a
-    row that is alone in its slot among longer spans.
+    more, from row 0 on. Rows of padding may follow, but not a single one in ONE_SPAN: kernels
+    skip a row that is alone in its slot among longer spans.
     """
 
     ONE_EACH = "one row of each sequence"

@@ -155,8 +155,8 @@ class OpenAIResponses:
 async def _begun_if_too_long(
     deltas: AsyncGenerator[ChatDelta, None],
 ) -> AsyncGenerator[ChatDelta, None]:
-    """The deltas, after an empty one if the prompt is too long: as OpenAI's, the stream begins and
-    fails then. Codex shortens a conversation only after such a stream."""
+    """The deltas, after an empty one if the prompt is too long: as with OpenAI, the stream begins
+    and then fails. Codex shortens a conversation only after such a stream."""
     async with aclosing(deltas):
         try:
             async for delta in deltas:

@@ -174,9 +174,9 @@ class EngineSettings(Section):
     4 GiB, at most a sixteenth of what is free, for a CUDA device (rounded down to a power of two),
     0 on a CPU. It is not part of `memory_bytes`."""
     cuda_graphs: bool = True
-    """Capture decode steps, and prompts of up to 512 tokens alone in a step, as CUDA graphs on a
-    GPU; not where several devices or ranks compute a model, nor with cross-attention to images;
-    prompts not with recurrent layers."""
+    """Capture decode steps as CUDA graphs on a GPU, and prompts of up to 512 tokens that are alone
+    in a step, unless the model has recurrent layers; neither where several devices or ranks
+    compute a model, nor with cross-attention to images."""
     image_cache_bytes: int | None = Count
     """Memory for image features; null: four images of the largest size."""
     image_memory_bytes: int | None = Count
