@@ -114,7 +114,7 @@ _ROLES: Mapping[str, Mapping[str, _Role]] = {
     },
 }
 _CONTROL_TEXT = re.compile(
-    r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
+    r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<reserved_\d+>|<bos>|<eos>|<pad>"
 )
 # Texts of tokens for untrained padding rows of the embedding.
 _PADDING_TEXT = re.compile(r"\[PAD\d+\]")

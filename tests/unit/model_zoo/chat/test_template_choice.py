@@ -14,7 +14,7 @@ from tests.reference_data import reference_data
 from tests.reply_transcripts import COMMAND_R
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
-    USER_DEFINED,
+    NORMAL,
     byte_level_metadata,
     sentencepiece_metadata,
 )
@@ -137,7 +137,7 @@ def test_phi3_marks_turns_by_role() -> None:
 def without_tokens(
     name: str, architecture: str = "llama", *, special: tuple[str, ...] = ()
 ) -> ChosenTemplate | None:
-    metadata = sentencepiece_metadata(dict.fromkeys(special, USER_DEFINED))
+    metadata = sentencepiece_metadata(dict.fromkeys(special, NORMAL))
     metadata |= {"general.name": name}
     tokenizer = load_tokenizer(metadata, architecture=architecture)
     return choose_template(metadata, tokenizer, architecture=architecture)
@@ -177,7 +177,8 @@ def test_minicpm_is_recognised_by_its_architecture() -> None:
 def test_baichuan_is_recognised_by_its_name(
     monkeypatch: pytest.MonkeyPatch, largest: int, family: str, question: str, answer: str
 ) -> None:
-    """The tokens of roles are those of the authors' `generation_config.json`."""
+    """The tokens of roles are those of the authors' `generation_config.json`; llama.cpp's converter
+    gives them the type of ordinary ones."""
     monkeypatch.setattr(template_choice, "_LARGEST_BAICHUAN_1", largest)
     special = tuple(f"<reserved_{number}>" for number in range(102, 108))
     chosen = without_tokens("Baichuan 13B Chat", "baichuan", special=special)
