@@ -9,6 +9,7 @@ from model_zoo.chat.messages import ChatTemplate
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sandbox.renderer import start_server
 from model_zoo.tokenizers.pairs import PAIR_TEMPLATE
+from model_zoo.tokenizers.prefix_space import LARGEST_BAICHUAN_1
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
@@ -29,7 +30,6 @@ _BAICHUAN = (
     "'ANSWER' if message['role'] == 'assistant' else '' }}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}ANSWER{% endif %}"
 )
-_LARGEST_BAICHUAN_1 = 100_000  # tokens; the vocabulary of Baichuan 2 has 125,696
 # Names of llama.cpp's own templates that files state instead of one: those of Moondream and RWKV.
 _BARE_NAMES = ("vicuna", "rwkv-world")
 _FALLBACKS: Mapping[str, str] = {
@@ -198,7 +198,7 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
         return "moondream"
     chats = sentencepiece and "chat" in name
     if architecture == "baichuan" and chats and "<reserved_102>" in control:
-        small = len(tokenizer.vocabulary.tokens) <= _LARGEST_BAICHUAN_1
+        small = len(tokenizer.vocabulary.tokens) <= LARGEST_BAICHUAN_1
         return "baichuan" if small else "baichuan2"
     if architecture == "xverse" and chats:
         return "xverse"

@@ -42,7 +42,9 @@ class PrefixSpace(Enum):
 # | Mistral 7B, Mixtral |             | LlamaTokenizer with `legacy`. Behind `[INST]` Mistral's   |
 # | and all others      |             | own library has one space, whether a template writes it   |
 # |                     |             | or relies on the tokenizer                                |
-_BAICHUAN, _BAICHUAN_1_LIMIT = "baichuan", 100_000  # 64,000 tokens; Baichuan 2 has 125,696
+_BAICHUAN = "baichuan"
+# More tokens than the 64,000 of Baichuan 1, fewer than the 125,696 of Baichuan 2.
+LARGEST_BAICHUAN_1 = 100_000
 
 
 def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
@@ -58,5 +60,5 @@ def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
     rule = PrefixSpace(family_or_defaults(architecture).space_prefix)
     if architecture == _BAICHUAN:
         tokens = required_array(metadata, "tokenizer.ggml.tokens")
-        rule = PrefixSpace.NEVER if len(tokens) > _BAICHUAN_1_LIMIT else rule
+        rule = PrefixSpace.NEVER if len(tokens) > LARGEST_BAICHUAN_1 else rule
     return PrefixSpace.WORDS if stated and rule is PrefixSpace.NEVER else rule

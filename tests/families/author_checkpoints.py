@@ -39,15 +39,19 @@ def save_internlm2(model: Any, folder: Path) -> None:
 
 
 def save_baichuan(model: Any, folder: Path) -> None:
-    """A Llama as Baichuan 2, which divides the rows of the head by their lengths."""
-    tensors = _saved(model, folder, {}, "BaichuanForCausalLM", {})
+    """A Llama as Baichuan 1, or as Baichuan 2, which divides the rows of the head by their lengths
+    and has more tokens."""
+    second = getattr(model.config, "generation", 2) == 2
+    settings = {"vocab_size": 125696 if second else 64000}
+    tensors = _saved(model, folder, {}, "BaichuanForCausalLM", settings)
     for layer in range(model.config.num_hidden_layers):
         prefix = f"model.layers.{layer}.self_attn"
         parts = [tensors.pop(f"{prefix}.{name}_proj.weight") for name in "qkv"]
         tensors[f"{prefix}.W_pack.weight"] = torch.cat(parts)
     save_file(tensors, folder / "model.safetensors")
-    head = model.lm_head.weight
-    head.copy_(torch.nn.functional.normalize(head))
+    if second:
+        head = model.lm_head.weight
+        head.copy_(torch.nn.functional.normalize(head))
 
 
 def save_xverse(model: Any, folder: Path) -> None:

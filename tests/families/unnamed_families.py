@@ -77,6 +77,7 @@ FAMILIES: Mapping[str, TextFamily] = {
         options={"save": save_baichuan, "maker": BaichuanMaker},
         variants={
             "unstated_base_as_published": Variant(keys={"rope.freq_base": None}),
+            "first_generation": Variant({"generation": 1}),
             "falling_scores": Variant(BAICHUAN_13B),
         },
         files=(

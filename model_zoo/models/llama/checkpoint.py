@@ -12,6 +12,7 @@ from model_zoo.convert.encoders import GPT2_SPELLINGS
 from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Key, Rule, Transform
 from model_zoo.convert.transforms import attention_parts, first_half, interleaved, second_half
 from model_zoo.models.llama.text import BAICHUAN, REFACT
+from model_zoo.tokenizers.prefix_space import LARGEST_BAICHUAN_1
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -114,17 +115,22 @@ def _third(number: int) -> Transform:
     return transform
 
 
-def _normalised(config: Configuration, rows: Tensor) -> Tensor:
-    """The rows of a head divided by their lengths, as Baichuan 2 computes logits."""
+def _head(config: Configuration, rows: Tensor) -> Tensor:
+    """Baichuan 2 computes logits with rows that are divided by their lengths. Baichuan 13B has the
+    same settings otherwise."""
+    if config.require_size("vocab_size") <= LARGEST_BAICHUAN_1:
+        return rows
     return torch.nn.functional.normalize(rows.float())
 
 
-BAICHUAN_1 = Conversion(
-    serves=("BaiChuanForCausalLM",),
+BAICHUAN_1_AND_2 = Conversion(
+    serves=("BaiChuanForCausalLM", "BaichuanForCausalLM"),
+    model_types=("baichuan",),
     architecture=BAICHUAN,
     keys=decoders.KEYS,
     rules=(
-        *decoders.EMBEDDINGS,
+        *(rule for rule in decoders.EMBEDDINGS if rule.target != OUTPUT),
+        Rule("lm_head.weight", OUTPUT, _head),
         *(
             Rule("layers.{n}.self_attn.W_pack.weight", f"blk.{{n}}.attn_{name}.weight", _third(n))
             for n, name in enumerate("qkv")
@@ -135,16 +141,6 @@ BAICHUAN_1 = Conversion(
     ),
     spellings={"max_position_embeddings": "model_max_length"},
     check=checks.only_scalings(),
-)
-
-BAICHUAN_2 = replace(
-    BAICHUAN_1,
-    serves=("BaichuanForCausalLM",),
-    model_types=("baichuan",),
-    rules=(
-        *(rule for rule in BAICHUAN_1.rules if rule.target != OUTPUT),
-        Rule("lm_head.weight", OUTPUT, _normalised),
-    ),
 )
 
 REFACT_1 = Conversion(

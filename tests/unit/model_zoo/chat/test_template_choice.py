@@ -179,7 +179,7 @@ def test_baichuan_is_recognised_by_its_name(
 ) -> None:
     """The tokens of roles are those of the authors' `generation_config.json`; llama.cpp's converter
     gives them the type of ordinary ones."""
-    monkeypatch.setattr(template_choice, "_LARGEST_BAICHUAN_1", largest)
+    monkeypatch.setattr(template_choice, "LARGEST_BAICHUAN_1", largest)
     special = tuple(f"<reserved_{number}>" for number in range(102, 108))
     chosen = without_tokens("Baichuan 13B Chat", "baichuan", special=special)
     assert chosen is not None and chosen.origin == f"fallback ({family})"
