@@ -56,9 +56,9 @@ _FALLBACKS: Mapping[str, str] = {
         "ANSWER", "<reserved_107>"
     ),
     "xverse": (
-        "{% for message in messages %}{% if message['role'] == 'user' %}"
-        "Human: {{ message['content'] }}\n\nAssistant: {% else %}{{ message['content'] }}"
-        "{{ eos_token if message['role'] == 'assistant' }}{% endif %}{% endfor %}"
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        "{{ message['content'] ~ eos_token }}{% else %}Human: {{ message['content'] }}\n"
+        "{{ '\n' ~ 'Assistant: ' if message['role'] == 'user' }}{% endif %}{% endfor %}"
     ),
     "phi3": (
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n"

@@ -192,8 +192,9 @@ def test_baichuan_is_recognised_by_its_name(
 def test_xverse_is_recognised_by_its_name() -> None:
     chosen = without_tokens("XVERSE 13B Chat", "xverse")
     assert chosen is not None and chosen.origin == "fallback (xverse)"
-    assert chosen.template.render(TURNS) == (
-        "Human: Who are you?\n\nAssistant: A caravan.</s>Human: Of what?\n\nAssistant: "
+    assert chosen.template.render([SYSTEM, *TURNS]) == (
+        "Human: Be brief.\nHuman: Who are you?\n\nAssistant: A caravan.</s>"
+        "Human: Of what?\n\nAssistant: "
     )
     assert without_tokens("XVERSE 13B", "xverse") is None
 
