@@ -14,6 +14,7 @@ from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, token_scores
 from runtime.errors import ModelFileError
 
 _STAND_IN = "\uffff"  # prefix of piece names that occur in no text
+_BYTES = frozenset(f"<0x{value:02X}>" for value in range(256))
 
 
 # The place before a space that follows another character. If no token of the vocabulary contains a
@@ -62,7 +63,7 @@ def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcesso
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = False
     model.normalizer_spec.remove_extra_whitespaces = False
-    model.trainer_spec.byte_fallback = vocabulary.types.count(TokenType.BYTE) == 256
+    model.trainer_spec.byte_fallback = bool(_byte_texts(vocabulary))
     pieces = _pieces(vocabulary, scores)
     try:
         return SentencePieceProcessor(model_proto=model.SerializeToString() + pieces)
@@ -70,10 +71,16 @@ def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcesso
         raise ModelFileError(f"`tokenizer.ggml.tokens` is no valid vocabulary: {error}.") from error
 
 
+def _byte_texts(vocabulary: Vocabulary) -> frozenset[str]:
+    """The texts of byte tokens: all, as the library needs, or none if the vocabulary lacks one."""
+    typed = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    found = {text for text, kind in typed if kind == TokenType.BYTE}
+    return _BYTES if found >= _BYTES else frozenset()
+
+
 def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
     """The field `pieces` of a ModelProto; the library for protocol buffers takes twice as long."""
-    piece = ModelProto.SentencePiece
-    kinds: dict[int, int] = {TokenType.NORMAL: piece.NORMAL, TokenType.BYTE: piece.BYTE}
+    piece, byte_texts = ModelProto.SentencePiece, _byte_texts(vocabulary)
     ids, unknown_id, control = vocabulary.ids, vocabulary.unknown_id, piece.CONTROL
     with np.errstate(over="ignore"):
         packed = np.array([*scores, 0.0], "<f4").tobytes()
@@ -84,8 +91,10 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
             number = piece.UNKNOWN
         elif ids[text] != token or not text or "\0" in text:  # the library rejects these
             text, number = f"{_STAND_IN}{token}", control
+        elif kind == TokenType.BYTE and text in byte_texts:
+            number = piece.BYTE
         else:  # special tokens are cut out of the text first, so their pieces need not match
-            number = kinds.get(kind, control)
+            number = piece.NORMAL if kind == TokenType.NORMAL else control
         encoded.append(_piece(text, packed[4 * token : 4 * token + 4], number))
     if unknown_id is None:
         encoded.append(_piece(f"{_STAND_IN}unknown", packed[-4:], piece.UNKNOWN))

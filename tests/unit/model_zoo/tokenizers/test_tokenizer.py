@@ -17,6 +17,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from model_zoo.tokenizers.vocabulary import read_vocabulary
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
+    BYTE,
     CONTROL,
     NORMAL,
     UNUSED,
@@ -434,11 +435,23 @@ def test_sentencepiece_needs_one_score_for_each_token() -> None:
 
 
 def test_tokens_of_xverse_without_scores_are_in_the_order_of_merges() -> None:
-    metadata = sentencepiece_metadata({})
-    plain = load(metadata)
+    metadata = sentencepiece_metadata({"el": NORMAL})
     del metadata["tokenizer.ggml.scores"]
     tokenizer = load(metadata, architecture="xverse")
-    assert tokenizer.encode("hell hello") == plain.encode("hell hello")
+    pieces = ("▁he", "ll", "o", "▁", "e", "ll")  # `ll` merges before `el`
+    assert tokenizer.encode("hello ell") == [tokenizer.id_of(piece) for piece in pieces]
+
+
+def test_a_byte_token_of_another_text_is_none() -> None:
+    """As llama.cpp's converter writes the zero byte of XVERSE."""
+    metadata = sentencepiece_metadata({"<b'\\x00'>": BYTE})
+    tokenizer = load(metadata)
+    of_bytes = [tokenizer.id_of(f"<0x{value:02X}>") for value in "é".encode()]
+    assert tokenizer.encode("hé") == [*tokenizer.encode("h"), *of_bytes]
+    kinds = metadata["tokenizer.ggml.token_type"]
+    without = [UNUSED if kind == BYTE and id < 259 else kind for id, kind in enumerate(kinds)]
+    tokenizer = load(metadata | {"tokenizer.ggml.token_type": without})
+    assert tokenizer.encode("hé") == [*tokenizer.encode("h"), tokenizer.id_of("<unk>")]
 
 
 @pytest.mark.parametrize(("key", "value"), [("model", "unheard"), ("pre", "unheard")])
