@@ -111,7 +111,7 @@ CONVERSION = Conversion(
     ),
     computed=(decoders.LLAMA3_FACTORS,),
     check=checks.all_of(
-        checks.only_scalings("linear", "llama3"),
+        checks.only_scalings("linear", "llama3", "dynamic"),  # dynamic: of texts beyond the context
         checks.only_values(hidden_act="silu"),
         _only_usual_parts,
     ),

@@ -53,6 +53,22 @@ def test_layers_of_llama_nemotron_have_sizes_of_their_own(tmp_path) -> None:
     assert list(keys["feed_forward_length"]) == [28672, 28672, 0]
 
 
+def test_scaling_of_decilm_applies_only_beyond_its_context(tmp_path) -> None:
+    keys = told(
+        tmp_path / "folder",
+        SIZES
+        | {
+            "architectures": ["DeciLMForCausalLM"],
+            "intermediate_size": 14336,
+            "num_key_value_heads_per_layer": [4, 4, 1],
+            "rope_scaling": {"factor": 2.0, "type": "dynamic"},
+        },
+    )
+    assert list(keys["attention.head_count_kv"]) == [4, 4, 1]
+    assert list(keys["feed_forward_length"]) == 3 * [14336]
+    assert keys["rope.freq_base"] == 500000.0 and "rope.scaling.type" not in keys
+
+
 @pytest.mark.parametrize(
     "block",
     [
