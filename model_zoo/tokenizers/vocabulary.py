@@ -50,6 +50,7 @@ END_TEXTS = frozenset(
         "<end_of_utterance>",
         "<eos>",
         "<turn|>",
+        "<|plamo:eos|>",
         "<|plamo:op|>",
         "<|tool_response>",
         "<｜end▁of▁sentence｜>",

@@ -56,9 +56,16 @@ def test_a_text_contains_control_tokens_on_request_only(tokenizer) -> None:
 
 
 def test_answers_end_where_the_next_message_begins(tokenizer, keys) -> None:
-    """An end tag of HTML, which is an ordinary token, does not end them."""
-    ends = {tokenizer.token_text(token) for token in tokenizer.end_tokens}
-    assert ends == {"<|plamo:eos|>", "<|plamo:op|>"}
+    """An end tag of HTML, which is an ordinary token, does not end them. Early files of llama.cpp
+    state the beginning of a message as EOS."""
+    early = load_tokenizer(
+        {key: keys[key] for key in keys if key != "tokenizer.ggml.eot_token_id"}
+        | {"tokenizer.ggml.eos_token_id": tokenizer.id_of("<|plamo:op|>")},
+        architecture="plamo2",
+    )
+    for each in (tokenizer, early):
+        ends = {each.token_text(token) for token in each.end_tokens}
+        assert ends == {"<|plamo:eos|>", "<|plamo:op|>"}
     assert keys["tokenizer.ggml.eot_token_id"] == tokenizer.id_of("<|plamo:op|>")
     assert tokenizer.add_bos and tokenizer.token_text(tokenizer.bos_id or 0) == "<|plamo:bos|>"
 
