@@ -169,7 +169,9 @@ class _TokenShift:
 
     def __init__(self, shares: Tensor) -> None:
         self._count = len(shares)
-        self._weight = torch.stack([shares.flatten(), 1 - shares.flatten()])
+        self._weight = shares
+        if not shares.is_meta:  # on "meta", torch would load its compiler (a second)
+            self._weight = torch.stack([shares.flatten(), 1 - shares.flatten()])
 
     def __call__(self, x: Tensor, step: Step) -> list[Tensor]:
         """x [tokens, hidden] -> the mixtures, likewise."""

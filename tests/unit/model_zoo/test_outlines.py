@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import Phi3Config, Qwen2Config
 
+from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 # Arithmetic on tensors without data makes torch load its compiler: a second, and 70 MB.
@@ -58,11 +59,15 @@ def with_long_factors(path: Path) -> None:
     write_tiny(path, config)
 
 
+def with_mixtures_of_rows(path: Path) -> None:
+    TEXT_MODELS["rwkv7"].write(path)
+
+
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory) -> list[list[str]]:
     """What one process reports, since importing torch takes seconds."""
     folder, paths = tmp_path_factory.mktemp("models"), []
-    for write in (with_rope_factors, with_biases, with_long_factors):
+    for write in (with_rope_factors, with_biases, with_long_factors, with_mixtures_of_rows):
         paths.append(folder / f"{write.__name__}.gguf")
         write(paths[-1])
     done = subprocess.run([sys.executable, "-c", PROGRAM, *paths], capture_output=True, text=True)
