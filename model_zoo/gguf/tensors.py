@@ -31,6 +31,12 @@ _PLAIN_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 _LAYER = re.compile(r"^blk\.\d+")
 
 
+def derived(make: Callable[..., Tensor], *read: Tensor) -> Tensor:
+    """make(*read), for tensors that a layer computes from those of the file; the first of `read` if
+    one is on "meta", where torch would load its compiler for arithmetic (a second, and 70 MB)."""
+    return read[0] if any(each.is_meta for each in read) else make(*read)
+
+
 @dataclass(frozen=True, slots=True)
 class RowRange:
     """Rows [begin, end) of the matrix `name`, which has this shape in the file."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.matmul import matmul
@@ -27,7 +28,7 @@ class AltUp:
         self._streams, self._active = streams, active
         norm = w.rms_norm("altup_router_norm", sizes.eps, size=sizes.hidden)
         assert norm.weight is not None
-        self._norm = RMSNorm(norm.weight / sizes.hidden, norm.eps)
+        self._norm = RMSNorm(derived(lambda each: each / sizes.hidden, norm.weight), norm.eps)
         self._router = w.linear("altup_router", shape=(streams, sizes.hidden))
         self._predict = w.linear("altup_predict_coef", shape=(streams**2, streams))
         self._correct = w.linear("altup_correct_coef", shape=(streams, streams))

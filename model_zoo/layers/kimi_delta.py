@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.step import Step
 from runtime.kernels.activations import Activations, unrounded
@@ -77,7 +78,7 @@ def _convolution(w: TensorScope, sizes: StateSizes) -> Tensor:
     inner, width = sizes.values, sizes.width
     others = (inner, 1, width), (1, inner, 1, width)
     parts = (_squeezed(w, f"ssm_conv1d_{name}.weight", (inner, width), others) for name in "qkv")
-    return torch.cat(tuple(parts)).t().contiguous()
+    return derived(lambda *read: torch.cat(read).t().contiguous(), *parts)
 
 
 def _squeezed(

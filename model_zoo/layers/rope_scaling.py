@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import UnsupportedModelError
@@ -101,10 +102,8 @@ def yarn_frequencies(
 
 
 def _slowed(frequencies: Tensor, divisors: Tensor | None) -> Tensor:
-    """frequencies / divisors; skipped on "meta", where torch would load its compiler (a second)."""
-    if divisors is None or divisors.is_meta:
-        return frequencies
-    return frequencies / divisors
+    """frequencies / divisors."""
+    return frequencies if divisors is None else derived(torch.div, frequencies, divisors)
 
 
 def _rotated(metadata: Metadata, key_dim: int) -> int:

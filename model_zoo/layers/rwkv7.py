@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.norm import LayerNorm
 from model_zoo.layers.step import Step
 from runtime.kernels.delta import short_convolution
@@ -169,9 +170,7 @@ class _TokenShift:
 
     def __init__(self, shares: Tensor) -> None:
         self._count = len(shares)
-        self._weight = shares
-        if not shares.is_meta:  # on "meta", torch would load its compiler (a second)
-            self._weight = torch.stack([shares.flatten(), 1 - shares.flatten()])
+        self._weight = derived(_before_and_own, shares)
 
     def __call__(self, x: Tensor, step: Step) -> list[Tensor]:
         """x [tokens, hidden] -> the mixtures, likewise."""
@@ -202,6 +201,11 @@ class _Factored:
         """x [tokens, hidden] -> likewise."""
         inner = self._into(x)
         return self._out_of(inner if self._curve is None else self._curve(inner))
+
+
+def _before_and_own(shares: Tensor) -> Tensor:
+    """The factors of the row before and of the row itself, [2, mixtures * hidden]."""
+    return torch.stack([shares.flatten(), 1 - shares.flatten()])
 
 
 def _tanh(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.attention import AttentionOptions, SelfAttention
 from model_zoo.layers.block import Block, BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions
@@ -162,7 +163,8 @@ def _block(w: TensorScope, sizes: TextSizes, index: int, attention: SelfAttentio
 def _experts(w: TensorScope, sizes: TextSizes) -> Experts:
     """The router has its own norm of the residual; files store its weight times sqrt(hidden)."""
     hidden, counts = sizes.hidden, ExpertSizes.read(sizes.metadata)
-    seen = w.table("ffn_gate_inp.scale", shape=(hidden,)) * hidden**-0.5
+    stored = w.table("ffn_gate_inp.scale", shape=(hidden,))
+    seen = derived(lambda weight: weight * hidden**-0.5, stored)
     scale = w.table(SCALE, shape=(counts.count,), optional=True)
     if scale is None:
         scale = w.table(OLD_SCALE, shape=(counts.count,), optional=True)

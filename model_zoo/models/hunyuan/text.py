@@ -1,8 +1,11 @@
 """Hunyuan V1, dense and with experts, the text model of HunyuanOCR and Hunyuan-VL, and Maincoder:
 norms of queries and keys follow the rotation."""
 
+import torch
+
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
@@ -58,7 +61,7 @@ def _rotated_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
     """The weights of keys multiply the queries instead, which gives the same scores: with weights,
     cached keys could not be rotated to other positions."""
     queries, keys = (w.vector(f"attn_{name}_norm", size=sizes.key_dim) for name in ("q", "k"))
-    weight = queries if queries.is_meta else queries * keys
+    weight = derived(torch.mul, queries, keys)
     return AttentionOptions(
         rotated_q_norm=RMSNorm(weight, sizes.eps), rotated_k_norm=RMSNorm(None, sizes.eps)
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import derived
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
@@ -140,4 +141,4 @@ def _head_norm(w: TensorScope, name: str, sizes: TextSizes) -> RMSNorm:
 
 def _gate(w: TensorScope, name: str) -> Tensor:
     """float32 [1], between -1 and 1."""
-    return torch.tanh(w.vector(name, size=1, bare=True))
+    return derived(torch.tanh, w.vector(name, size=1, bare=True))
