@@ -173,14 +173,17 @@ class TokenMatcher:
 
 
 class _Vocabulary:
-    """A vocabulary in llguidance's interface. Tokens without text are special tokens, which only
-    their ids match."""
+    """A vocabulary in llguidance's interface. End tokens and tokens without text are special
+    tokens, which only their ids match."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.end_tokens)
         self.bos_token_id = tokenizer.bos_id
-        texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        texts = [
+            b"" if token in tokenizer.end_tokens else tokenizer.token_bytes(token)
+            for token in range(tokenizer.vocab_size)
+        ]
         self.special_token_ids = [token for token, text in enumerate(texts) if not text]
         self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(texts)]
 

@@ -9,9 +9,11 @@ import pytest
 from model_zoo.grammars import token_grammar
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, TokenMatcher
 from model_zoo.tokenizers.tokenizer import load_tokenizer
+from model_zoo.tokenizers.world import escaped
 from runtime.errors import GenerationFailedError
 from tests.byte_tokenizer import END, ByteTokenizer
-from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, NORMAL, byte_level_metadata
+from tests.world_vocabulary import PIECES
 
 TOKENIZER = ByteTokenizer("<tool>", "<other>")
 GRAMMARS = TokenGrammars(TOKENIZER)  # type: ignore[arg-type]
@@ -61,6 +63,24 @@ def test_decomposed_text_of_a_grammar_is_demanded_as_it_is() -> None:
         matcher.allowed(memoryview(mask))
         assert mask[token // 8] >> token % 8 & 1, tokenizer.token_text(token)
         matcher.accept(token)
+
+
+def test_an_end_token_with_text_ends_an_answer_only_where_the_grammar_does() -> None:
+    """The end of RWKV's answers is a paragraph break, which forms may contain as white space."""
+    pieces = [escaped(piece) for piece in PIECES]
+    end = 1 + PIECES.index(b"\n\n")
+    keys = {"model": "rwkv", "tokens": ["<s>", *pieces], "eos_token_id": 0, "eot_token_id": end}
+    keys["token_type"] = [CONTROL, *len(pieces) * [NORMAL]]
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    tokenizer = load_tokenizer(metadata, architecture="rwkv7")
+    grammar = TokenGrammars(tokenizer).compile(r"start: /a\s*b/")
+    matcher, mask = grammar.matcher(), bytearray(4 * grammar.words)
+    ends = []
+    for text in ("a", "\n", "\n", "b"):
+        matcher.accept(tokenizer.encode(text)[0])
+        matcher.allowed(memoryview(mask))
+        ends.append(mask[end // 8] >> end % 8 & 1)
+    assert tokenizer.end_tokens == {0, end} and ends == [0, 0, 0, 1]
 
 
 def test_rows_of_a_model_that_no_token_has_are_never_allowed() -> None:
