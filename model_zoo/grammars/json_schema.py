@@ -1,8 +1,10 @@
 """JSON schemas of requests: their parts, references among them, and annotations."""
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -13,6 +15,8 @@ Schema = dict[str, Any]
 # Limit of the nesting of parts and of the parts that they refer to. llguidance recurses, and from
 # some 3,000 levels on it overflows the stack of a thread.
 MAX_LEVELS = 1000
+# JSON of the schemas that `simplified` repeats for each of several names of members.
+MAX_REPEATED_CHARACTERS = 256 * 1024
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
 _SINGLE = (
@@ -138,8 +142,8 @@ def simplified(schema: Any) -> Any:
     """An equal schema without some keywords that grammars do not have and libraries write often:
     names of members that a pattern or a list allows (`propertyNames`), `unevaluatedProperties`
     where nothing else evaluates any, `not` of all values, and the look-ahead of patterns that
-    repeat `format: email`."""
-    return _mapped(schema, _simplified)
+    repeat `format: email`. `propertyNames` stay where the schema would become much longer."""
+    return _mapped(schema, partial(_simplified, [MAX_REPEATED_CHARACTERS]))
 
 
 def rebased(schema: Any, pointer: str) -> Any:
@@ -198,11 +202,12 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema | bool]) -> Any:
     return changed
 
 
-def _simplified(schema: Schema) -> Schema | bool:
+def _simplified(budget: list[int], schema: Schema) -> Schema | bool:
+    """`budget`: the characters that may still be repeated."""
     if schema.get("not") in ({}, True):
         return False
     if "propertyNames" in schema:
-        schema = _with_named_members(schema)
+        schema = _with_named_members(schema, budget)
     evaluating = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef")
     if "unevaluatedProperties" in schema and not any(key in schema for key in evaluating):
         others = schema["unevaluatedProperties"]
@@ -215,9 +220,9 @@ def _simplified(schema: Schema) -> Schema | bool:
     return schema
 
 
-def _with_named_members(schema: Schema) -> Schema:
+def _with_named_members(schema: Schema, budget: list[int]) -> Schema:
     """A schema whose `propertyNames` are any texts, a list of texts, or the texts of a pattern,
-    without this keyword; others stay as they are."""
+    without this keyword; others stay as they are, and lists beyond the budget."""
     names = schema["propertyNames"]
     rest = {key: value for key, value in schema.items() if key != "propertyNames"}
     if names is True:
@@ -232,6 +237,11 @@ def _with_named_members(schema: Schema) -> Schema:
     others = rest.get("additionalProperties", {})
     match names:
         case {"enum": [*listed]} if all(isinstance(name, str) for name in listed):
+            # Lists within each other multiply, so the schemas that they repeat have a limit.
+            if budget[0] >= 0:
+                budget[0] -= len(listed) * len(json.dumps(others))
+            if budget[0] < 0:
+                return schema
             members: Schema = {"properties": dict.fromkeys(listed, others)}
         case {"const": str(name)}:
             members = {"properties": {name: others}}

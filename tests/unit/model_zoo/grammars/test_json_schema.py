@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import jsonschema
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.grammars.json_schema import (
+    MAX_REPEATED_CHARACTERS,
     check_references,
     compilable,
     place_of_error,
     rebased,
+    simplified,
 )
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check, followed
 from runtime.errors import GenerationFailedError, RequestError
@@ -284,3 +287,12 @@ def test_zods_pattern_of_email_addresses_is_enforced_beside_the_format() -> None
 )
 def test_other_uses_of_these_keywords_are_refused(schema) -> None:
     assert error_of({"type": ["object", "string"], **schema}) is not None
+
+
+def test_named_members_within_each_other_are_not_multiplied_without_end() -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(5):
+        named = {"enum": [f"n{at}" for at in range(10)]}
+        schema = {"type": "object", "propertyNames": named, "additionalProperties": schema}
+    assert len(json.dumps(simplified(schema))) < 2 * MAX_REPEATED_CHARACTERS
+    assert "propertyNames" in (error_of(schema) or "")
