@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -26,6 +26,8 @@ _SINGLE = (
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Keywords by which other schemas evaluate members of the same object.
+_EVALUATING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 # Formats that llguidance enforces. By the specification, others may be treated as annotations.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "$comment")
@@ -146,6 +148,21 @@ def simplified(schema: Any) -> Any:
     return _mapped(schema, partial(_simplified, [MAX_REPEATED_CHARACTERS]))
 
 
+def allows_nothing(schema: Any) -> bool:
+    """Whether a schema excludes all values: `false`, or `not` of all values."""
+    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
+
+
+def further_keyword(schema: Mapping[str, Any]) -> str | None:
+    """The keyword with the schema of the members that no other keyword of an object's schema names:
+    `additionalProperties`, or `unevaluatedProperties` where nothing else evaluates any. None if the
+    schema has neither."""
+    keywords = ["additionalProperties"]
+    if not any(key in schema for key in _EVALUATING):
+        keywords.append("unevaluatedProperties")
+    return next((key for key in keywords if key in schema), None)
+
+
 def rebased(schema: Any, pointer: str) -> Any:
     """The schema with references adapted for its use within another schema, at `pointer`."""
 
@@ -204,15 +221,14 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema | bool]) -> Any:
 
 def _simplified(budget: list[int], schema: Schema) -> Schema | bool:
     """`budget`: the characters that may still be repeated."""
-    if schema.get("not") in ({}, True):
+    if allows_nothing(schema):
         return False
-    if "propertyNames" in schema:
-        schema = _with_named_members(schema, budget)
-    evaluating = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef")
-    if "unevaluatedProperties" in schema and not any(key in schema for key in evaluating):
+    if "unevaluatedProperties" in schema and not any(key in schema for key in _EVALUATING):
         others = schema["unevaluatedProperties"]
         schema = {key: value for key, value in schema.items() if key != "unevaluatedProperties"}
         schema.setdefault("additionalProperties", others)
+    if "propertyNames" in schema:
+        schema = _with_named_members(schema, budget)
     pattern = schema.get("pattern")
     if schema.get("format") == "email" and isinstance(pattern, str):
         begin, _, rest = pattern.partition(_EMAIL_LOOK_AHEAD)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from model_zoo.grammars.json_schema import steps_of
+from model_zoo.grammars.json_schema import allows_nothing, further_keyword, steps_of
 
 MAX_DEPTH = 8  # nesting of references and alternatives
 MAX_PARTS = 200  # parts that are read for one value
@@ -160,8 +160,9 @@ class Place:
             if not (budget.spend(len(patterns)) and budget.spend(0, items=sum(map(len, patterns)))):
                 return None
             found += [self.part("patternProperties", pattern) for pattern in patterns]
-        if isinstance(self._mapping.get("additionalProperties"), Mapping):
-            found.append(self.part("additionalProperties"))
+        keyword = further_keyword(self._mapping)
+        if keyword is not None and isinstance(self._mapping[keyword], Mapping):
+            found.append(self.part(keyword))
         return _joined(self.root, "anyOf", found)
 
     def _all_parts(self) -> "Iterator[Place]":
@@ -214,8 +215,10 @@ def type_of(value: Any) -> str | None:
 
 def _types(place: Place, depth: int, budget: _Budget) -> frozenset[str] | None:
     schema = place.schema
+    if allows_nothing(schema):
+        return frozenset()
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return frozenset() if schema is False else None
+        return None
     parts = [*budget.options(place, "allOf"), *budget.targets(place)]
     found = [_declared(schema, budget), *(_types(part, depth + 1, budget) for part in parts)]
     for keyword in ("anyOf", "oneOf"):

@@ -20,7 +20,7 @@ from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArgumen
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.formats.reply_grammar import reply_grammar
-from model_zoo.grammars.json_schema import compilable
+from model_zoo.grammars.json_schema import compilable, simplified
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
 from runtime.errors import GenerationFailedError
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
@@ -63,7 +63,7 @@ class Family:
                 may_think=False,
                 thinks=False,
                 answer=None,
-                calls=AllowedCalls({"f": schema}, required=True, parallel=False),
+                calls=AllowedCalls({"f": simplified(schema)}, required=True, parallel=False),
                 form=call_form(self.format.name, self.template),
             )
         )
@@ -199,6 +199,7 @@ COMBINED: dict[str, Any] = {
     "values of both": {"allOf": [{"enum": ["a", "b", None, 3]}, {"enum": ["b", "c", 3]}]},
     "itself": {"$ref": "#/$defs/node"},
     "itself twice": {"$ref": "#/$defs/tree"},
+    "an option without values": {"anyOf": [{"not": {}}, COUNT]},
     "an option that has no value": {"properties": {"x": COUNT, "y": {"enum": [1], "minimum": 2}}},
 }
 
@@ -219,6 +220,14 @@ def test_calls_follow_schemas_that_combine_others(name: str, case: str) -> None:
     for reply in filter(None, replies):
         arguments = family.call(reply, schema)
         validate(arguments, schema)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_members_of_any_name_follow_their_schema(name: str) -> None:
+    family = family_of(name)
+    schema = {"type": "object", "unevaluatedProperties": COUNT, "required": ["a"]}
+    reply = next(filter(None, (family.reply(family.grammar(schema), seed) for seed in range(9))))
+    validate(family.call(reply, schema), schema)
 
 
 def check_json(schema: Any) -> None:

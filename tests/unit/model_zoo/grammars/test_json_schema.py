@@ -245,6 +245,11 @@ NAMED = [
     ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}']),
     ({"unevaluatedProperties": {"type": "integer"}}, ['{"a": 1}'], ['{"b": "1"}']),
     (
+        {"propertyNames": {"enum": ["a"]}, "unevaluatedProperties": {"type": "integer"}},
+        ['{"a": 1}'],
+        ['{"a": "1"}', '{"b": 1}'],
+    ),
+    (
         {"properties": {"a": {"anyOf": [{"not": {}}, {"type": "integer"}]}, "b": {"not": True}}},
         ["{}", '{"a": 1}'],
         ['{"a": "1"}', '{"b": 1}'],
