@@ -20,8 +20,8 @@ MAX_LEVELS = 64  # nesting of rules and groups
 _TOKENS = re.compile(
     r"""
       (?P<blank>[\s]+ | (?://|\#)[^\n]*)
-    | (?P<define>(?m:^)[ \t]*[?!]?[A-Za-z_][A-Za-z_0-9]*(?:\.-?[0-9]+)?[ \t]*:)
-    | (?P<command>(?m:^)[ \t]*%[a-z]+)
+    | (?P<define>!?\??[A-Za-z_][A-Za-z_0-9]*(?:\.-?[0-9]+)?[ \t]*:)
+    | (?P<command>%[a-z]+)
     | (?P<alias>->[ \t]*[A-Za-z_][A-Za-z_0-9]*)
     | (?P<name>[A-Za-z_][A-Za-z_0-9]*)
     | (?P<string>"(?:[^"\\\n]|\\.)*"i?)
@@ -103,7 +103,7 @@ def _definitions(tokens: list[_Token]) -> _Definitions:
     for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
         head, body = tokens[begin], tokens[begin + 1 : end]
         if head.kind == "define":
-            name = head.text.rstrip(": \t").lstrip("?!").partition(".")[0]
+            name = head.text.rstrip(": \t").lstrip("!?").partition(".")[0]
             if name in known.bodies:
                 raise GrammarError(f'the grammar defines "{name[:40]}" twice')
             known.bodies[name] = body

@@ -1,6 +1,7 @@
 """Regular expressions of Lark grammars accept the texts that llguidance accepts by the grammars."""
 
 import re
+import textwrap
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -86,6 +87,12 @@ def test_the_expression_matches_the_texts_of_the_grammar(grammar: str) -> None:
         matches = re.fullmatch(regex, text) is not None
         assert matches is (text in good), text
         assert follows(LLMatcher.grammar_from_regex(regex), text) is matches, text
+
+
+def test_definitions_may_be_indented() -> None:
+    """As in a text within a program."""
+    assert regex_of(textwrap.indent(PATCH, "    ")) == regex_of(PATCH)
+    assert regex_of(textwrap.indent(SUM, "\t")) == regex_of(SUM)
 
 
 @pytest.mark.parametrize("grammar", [PATCH, SUM], ids=["patch", "sum"])
