@@ -75,11 +75,11 @@ class _Token:
 @dataclass(slots=True)
 class _Definitions:
     """The tokens of each rule and terminal by name, of imported terminals their expressions, and
-    the tokens of what is ignored."""
+    the tokens of what is ignored, as alternatives."""
 
     bodies: dict[str, list[_Token]] = field(default_factory=dict)
     imported: dict[str, str] = field(default_factory=dict)
-    ignored: list[list[_Token]] = field(default_factory=list)
+    ignored: list[_Token] = field(default_factory=list)
 
 
 def _tokens(grammar: str) -> list[_Token]:
@@ -108,7 +108,7 @@ def _definitions(tokens: list[_Token]) -> _Definitions:
                 raise GrammarError(f'the grammar defines "{name[:40]}" twice')
             known.bodies[name] = body
         elif head.text == "%ignore":
-            known.ignored.append(body)
+            known.ignored += [_Token("mark", "|"), *body] if known.ignored else body
         elif head.text == "%import":
             _import(body, known.imported)
         else:
@@ -137,8 +137,8 @@ class _Grammar:
         self._open: list[str] = []
         self._levels = 0
         self._ignored = ""  # while what is ignored is read, which consists of terminals
-        ignored = [_Reader(body, self, "").all() for body in known.ignored]
-        self._ignored = f"(?:{'|'.join(ignored)})*" if ignored else ""
+        ignored = _Reader(known.ignored, self, "").all()
+        self._ignored = f"(?:{ignored})*" if ignored else ""
 
     def start(self) -> str:
         if "start" not in self._known.bodies:

@@ -127,6 +127,7 @@ BAD = {
     ),
     "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(99)): "nested more than 64 deep",
     'start: r0\nr32: "a"\n' + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(32)): "32,768",
+    "start:\nA: /" + "a" * 30_000 + "/\n" + "%ignore A\n" * 2: "32,768",
 }
 
 
