@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from model_zoo.grammars.token_grammar import GrammarError
+from model_zoo.grammars.token_grammar import GrammarError, check_pattern
 
 MAX_CHARACTERS = 32 * 1024  # of a regular expression; its rules are repeated wherever they occur
 MAX_LEVELS = 64  # nesting of rules and groups
@@ -239,6 +239,7 @@ class _Reader:
                 return f"{self._string(token.text)}{self._ignored}"
             case "regex":
                 body, _, flags = token.text[1:].rpartition("/")
+                check_pattern(body)
                 flags = flags.replace("u", "")
                 return f"(?{flags}:{body}){self._ignored}"
         if token.text in ("(", "["):

@@ -49,6 +49,12 @@ def check(grammar: str) -> None:
         raise GrammarError(_brief(messages[0]))
 
 
+def check_pattern(regex: str) -> None:
+    """Raises GrammarError for a text that is no regular expression by itself. Some, such as
+    `a)|(b`, would be one within a group."""
+    check(json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": regex}}]}))
+
+
 def terminal_matches(expression: str) -> bool:
     """Whether a terminal of a Lark grammar matches some text. Raises GrammarError."""
     matcher = _of_bytes(f"start: T\nT: {expression}")

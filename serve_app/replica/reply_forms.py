@@ -16,7 +16,13 @@ from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CUSTOM_INPUT, CallRule, OutputForm, OutputKind
 from model_zoo.grammars.json_schema import compilable, place_of_error, simplified
 from model_zoo.grammars.lark_regex import regex_of
-from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
+from model_zoo.grammars.token_grammar import (
+    GrammarError,
+    TokenGrammar,
+    TokenGrammars,
+    check,
+    check_pattern,
+)
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 from serve_app.fair_gate import FairGate
@@ -197,8 +203,11 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
 def _of_input(form: OutputForm) -> dict[str, Any]:
     """The schema of the arguments of a custom tool whose input has a form."""
     try:
-        lark = form.kind is OutputKind.LARK
-        regex = regex_of(form.source) if lark else _unanchored(form.source)
+        if form.kind is OutputKind.LARK:
+            regex = regex_of(form.source)
+        else:
+            check_pattern(form.source)
+            regex = _unanchored(form.source)
     except GrammarError as error:
         raise RequestError(f'field "{form.field}" cannot be enforced: {error}') from None
     text = {"type": "string", "pattern": f"^(?:{regex})$"}

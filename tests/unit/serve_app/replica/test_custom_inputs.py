@@ -66,7 +66,9 @@ async def test_an_input_matches_a_regular_expression_as_a_whole(regex: str) -> N
     ("kind", "source", "reason"),
     [
         (OutputKind.LARK, 'start: "a" start?', 'cannot be enforced: rule "start" refers to itself'),
-        (OutputKind.LARK, "start: /(/", "cannot be compiled"),
+        (OutputKind.LARK, "start: /(/", "cannot be enforced: .*unclosed group"),
+        (OutputKind.LARK, "start: /a)|(b/", "cannot be enforced: .*unopened group"),
+        (OutputKind.REGEX, "a)|(b", "cannot be enforced: .*unopened group"),
         (OutputKind.REGEX, "a(?=b)", "look-around"),
     ],
 )
