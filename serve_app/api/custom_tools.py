@@ -11,8 +11,8 @@ from pydantic import Field
 from model_zoo.grammars.constraint import CUSTOM_INPUT, OutputForm, OutputKind
 from runtime.errors import RequestError
 from serve_app.api.fields import Body
-from serve_app.api.json_values import decoded_json
 from serve_app.api.output_forms import grammar_text
+from serve_app.api.reply_reader import Call
 from serve_app.api.tools import NAME, Function, described
 
 _TEXT = {"type": "string", "description": "The whole input of the tool, a plain text."}
@@ -102,13 +102,13 @@ def call_arguments(input: str) -> dict[str, Any]:
     return {CUSTOM_INPUT: input}
 
 
-def input_of(arguments: str) -> str:
+def input_of(call: Call) -> str:
     """The input of a call. A model that has not called the tool by its schema has given the
     arguments themselves as the input: JSON text."""
-    match decoded_json(arguments):
+    match call.value():
         case {"input": str(text), **others} if not others:
             return text
-    return arguments
+    return call.arguments or "{}"
 
 
 def _function(place: str, tool: ChatCompletionTool) -> Function:

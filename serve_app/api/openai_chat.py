@@ -305,7 +305,7 @@ class ChatChoice:
 
     def _whole_call(self, call: Call) -> dict[str, Any]:
         if call.name in self._custom:
-            given = {"name": call.name, "input": input_of(call.arguments)}
+            given = {"name": call.name, "input": input_of(call)}
             return {"id": call.id, "type": "custom", "custom": given}
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": call.id, "type": "function", "function": function}

@@ -172,10 +172,9 @@ class Output:
         return [*events, self._open.add(text, logprobs)]
 
     def _call(self, call: Call) -> list[StreamEvent]:
-        index, given = len(self.items), call.arguments or "{}"
-        kind = _FUNCTION
-        if call.name in self._custom:
-            kind, given = _CUSTOM, input_of(given)
+        index, custom = len(self.items), call.name in self._custom
+        kind = _CUSTOM if custom else _FUNCTION
+        given = input_of(call) if custom else call.arguments or "{}"
         item = {
             "id": item_id(kind.prefix, self._id, index),
             "type": kind.type,

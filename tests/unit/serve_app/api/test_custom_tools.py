@@ -68,7 +68,9 @@ async def test_a_stream_reports_the_input_by_its_own_events() -> None:
     assert {each["output_index"] for each in (added, delta, done, item)} == {1}
 
 
-@pytest.mark.parametrize("arguments", ['{"text": "a"}', '{"input": 5}', '{"input":"a","b":1}'])
+@pytest.mark.parametrize(
+    "arguments", ['{"text": "a"}', '{"input": 5}', '{"input":"a","b":1}', '{"n": 1e999}', "{}"]
+)
 async def test_arguments_of_another_form_are_the_input(arguments: str) -> None:
     words = (f'<tool_call>{{"name": "python", "arguments": {arguments}}}</tool_call>',)
     reply = (await post(PretendReplica(words, TAGS), tools=[ANY])).json()
