@@ -15,6 +15,10 @@ Schema = dict[str, Any]
 # Limit of the nesting of parts and of the parts that they refer to. llguidance recurses, and from
 # some 3,000 levels on it overflows the stack of a thread.
 MAX_LEVELS = 1000
+# Limit of the parts of a schema in which parts that describe the same value are merged. llguidance
+# merges them before it applies limits of its own.
+MAX_MERGED_PARTS = 200_000
+MAX_COMPARED = 200_000  # schemas and names that are read to find this number
 # JSON of the schemas that `simplified` repeats for each of several names of members.
 MAX_REPEATED_CHARACTERS = 256 * 1024
 
@@ -58,8 +62,8 @@ def parts(schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def check_references(field: str, schema: Any) -> None:
-    """Raises RequestError for a reference to another document, and for parts that refer to each
-    other too deeply."""
+    """Raises RequestError for a reference to another document, for parts that refer to each other
+    too deeply, and for parts that become too many where they are merged."""
     targets: set[str] = set()
     _check_targets(field, schema, "", targets)
     depths: dict[int, int] = {}
@@ -71,6 +75,12 @@ def check_references(field: str, schema: Any) -> None:
         raise RequestError(
             f'field "{field}" has parts that refer to each other {levels:,} levels deep; at most '
             f"{MAX_LEVELS:,} are accepted"
+        )
+    merged = _merged_parts(schema, schema, {}, [MAX_COMPARED])
+    if merged > MAX_MERGED_PARTS:
+        raise RequestError(
+            f'field "{field}" has parts that describe the same values; when they are merged, it '
+            f"has more than {MAX_MERGED_PARTS:,} parts. Simplify it."
         )
 
 
@@ -98,6 +108,67 @@ def _depth(schema: Any, depths: dict[int, int]) -> int:
     within = [_depth(part, depths) for _, part in parts(schema)]
     depths[id(schema)] = 1 + max(within, default=0)
     return depths[id(schema)]
+
+
+def _merged_parts(schema: Any, root: Any, counts: dict[int, int], budget: list[int]) -> int:
+    """About as many parts as a schema has after merging: where several schemas describe a value,
+    those of further members and items are copied for each name, position and alternative.
+    `counts`: those of its parts by their `id`. `budget`: the schemas and names that may still be
+    compared; too many count as too many parts."""
+    if not isinstance(schema, dict):
+        return 1
+    if budget[0] < 0:
+        return MAX_MERGED_PARTS + 1
+    if id(schema) not in counts:
+        counts[id(schema)] = 1  # for references to a part from within it
+        count = 1 + sum(_merged_parts(part, root, counts, budget) for _, part in parts(schema))
+        together = _described_together(schema, root)
+        if len(together) > 1 or "patternProperties" in schema:
+            named = [set(_typed(each, "properties", dict)) for each in together]
+            budget[0] -= len(together) + sum(map(len, named))
+            listed = [len(_typed(each, key, list)) for each in together for key in _LISTS]
+            copied = [part for each in together for part in _further(each, root)]
+            copies = sum(_merged_parts(each, root, counts, budget) for each in copied)
+            count += (len(set[str]().union(*named)) + sum(listed)) * copies
+        counts[id(schema)] = count
+    return counts[id(schema)]
+
+
+def _described_together(schema: Schema, root: Any) -> list[Schema]:
+    """The schema and those that it combines, which describe the same value. Alternatives alone, or
+    a reference alone, combine nothing."""
+    constraints = schema.keys() - {*_ANNOTATIONS, "$defs", "definitions", "$schema", "$id"}
+    if len(constraints) == 1 and "allOf" not in constraints:
+        return [schema]
+    found: dict[int, Schema] = {}
+    pending: list[Any] = [schema]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict) and id(each) not in found:
+            found[id(each)] = each
+            for key in ("allOf", "anyOf", "oneOf"):
+                pending += _typed(each, key, list)
+            if "$ref" in each:
+                pending.append(_part_at(root, each["$ref"]))
+    return [*found.values()]
+
+
+def _further(schema: Schema, root: Any) -> Iterator[Any]:
+    """The schemas for members and items that none of its other keywords describes, and the parts
+    they refer to."""
+    found = [*_typed(schema, "patternProperties", dict).values()]
+    found += [schema[key] for key in (further_keyword(schema), "items") if key in schema]
+    for each in found:
+        if isinstance(each, dict):
+            yield each
+            if "$ref" in each:
+                yield _part_at(root, each["$ref"])
+
+
+def _typed(schema: Schema, keyword: str, kind: type) -> Any:
+    """The value of a keyword; an empty one if it has another type."""
+    found = schema.get(keyword)
+    return found if isinstance(found, kind) else kind()
 
 
 def _check_targets(field: str, schema: Any, pointer: str, targets: set[str]) -> None:

@@ -301,3 +301,62 @@ def test_named_members_within_each_other_are_not_multiplied_without_end() -> Non
         schema = {"type": "object", "propertyNames": named, "additionalProperties": schema}
     assert len(json.dumps(simplified(schema))) < 2 * MAX_REPEATED_CHARACTERS
     assert "propertyNames" in (error_of(schema) or "")
+
+
+NAMES: dict[str, Any] = {f"n{at}": {} for at in range(10)}
+# Schemas around another one, which is copied for each name, position or alternative.
+COPYING: dict[str, Any] = {
+    "names": lambda part: {
+        "additionalProperties": part,
+        "allOf": [{"properties": NAMES, "additionalProperties": False}],
+    },
+    "patterns": lambda part: {"patternProperties": {"": part}, "properties": NAMES},
+    "positions": lambda part: {"items": part, "allOf": [{"prefixItems": [{}] * 10}]},
+    "alternatives": lambda part: {
+        "additionalProperties": part,
+        "anyOf": [{"minProperties": least} for least in range(10)],
+    },
+}
+
+
+@pytest.mark.parametrize("case", COPYING)
+def test_merged_parts_are_not_multiplied_without_end(case: str) -> None:
+    """Most of these would take all memory while they are compiled."""
+    schema: Any = {"type": "integer"}
+    for _ in range(8):
+        schema = COPYING[case](schema)
+    with pytest.raises(RequestError, match="it has more than 200,000 parts"):
+        check_references("format", schema)
+
+
+def test_parts_are_merged_through_references() -> None:
+    both = {"properties": {"a": {"type": "object"}, "b": {"type": "object"}}}
+    defs: Any = {"d0": {"type": "integer"}}
+    for level in range(1, 20):
+        before = {"$ref": f"#/$defs/d{level - 1}"}
+        defs[f"d{level}"] = {"additionalProperties": before, "allOf": [both]}
+    with pytest.raises(RequestError, match="it has more than 200,000 parts"):
+        check_references("format", {"$defs": defs, "$ref": "#/$defs/d19"})
+
+
+def test_alternatives_alone_are_not_merged() -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(8):
+        schema = {"anyOf": [{"type": "array", "items": schema}, {"type": "null"}], "title": "T"}
+        schema = {"properties": {f"n{at}": schema if at == 0 else {} for at in range(10)}}
+    check_references("format", schema)
+
+
+def test_references_alone_are_not_merged() -> None:
+    defs = {
+        f"d{level}": {"properties": {f"m{at}": {"$ref": f"#/$defs/d{at}"} for at in range(60)}}
+        for level in range(60)
+    }
+    check_references("format", {"$defs": defs, "$ref": "#/$defs/d0"})
+
+
+def test_the_search_for_merged_objects_is_bounded() -> None:
+    big = {"allOf": [{"properties": {f"m{at}": {}}} for at in range(3000)]}
+    items = [{"allOf": [{"$ref": "#/$defs/big"}]} for _ in range(3000)]
+    with pytest.raises(RequestError, match="when they are merged"):
+        check_references("format", {"$defs": {"big": big}, "prefixItems": items})
