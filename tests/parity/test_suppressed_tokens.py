@@ -85,11 +85,17 @@ def test_greedy_answers_are_those_of_transformers(models) -> None:
     assert list(delta.tokens) == expected[0, len(prompt) :].tolist()
 
 
+def alternating(own: Delta, other: Delta) -> Delta:
+    pairs = zip(own.tokens, other.tokens, strict=False)
+    return Delta("", tuple(pair[n % 2] for n, pair in enumerate(pairs)))
+
+
 def test_proposals_of_suppressed_tokens_change_no_answer(models, plain) -> None:
-    proposed = plain_answers(models.free)
+    """They are in turn the model's own tokens and those of the model that suppresses nothing."""
+    proposed = list(map(alternating, plain, plain_answers(models.free)))
     found, right, wrong = with_proposals(models.model, asked(models.model), proposed)
     check(found, plain)
-    assert right and wrong > 5
+    assert min(right, wrong) > 2
 
 
 def test_drafts_of_a_model_that_suppresses_nothing_change_no_answer(models, plain) -> None:
