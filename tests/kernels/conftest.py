@@ -18,6 +18,7 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     source.write_text("int one(void) { return 1; }\n")
     monkeypatch.setattr(build, "_SOURCES", tmp_path / "source")
     monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(native, "built_library", build.built_library)  # `make sanitize` replaces it
     monkeypatch.setattr(native, "load", lambda path: path)
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "temporary").mkdir()
