@@ -14,12 +14,15 @@ from tests.families.encoder_references import REFERENCES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.vision_agreement import FLAVOURS
 from tests.families.vision_families import VISION_MODELS
-from tests.tiny_models import save_pretrained, write_tiny, write_tiny_llama
+from tests.tiny_models import write_tiny, write_tiny_llama
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model.gguf"
 # Models that only run with their vision model get files below; llamas are in `_LLAMAS`.
 _TEXT_MODELS = {
-    name: (row.config(row.divided or "plain"), row.options.get("save", save_pretrained))
+    name: (
+        row.config(row.divided or "plain"),
+        {key: row.options[key] for key in ("maker", "save") if key in row.options},
+    )
     for name, row in TEXT_MODELS.items()
     if "vl" not in name and name not in ("llama", "mistral", "mllama")
 }
@@ -71,11 +74,11 @@ def _kind(path: Path) -> str:
 
 
 def _written(folder: Path) -> Iterator[Path]:
-    for name, (config, save) in _TEXT_MODELS.items():
+    for name, (config, options) in _TEXT_MODELS.items():
         for flavour, type in zip(FLAVOURS, ("q8_0", "f32"), strict=True):
             place = _new(folder / f"{name}-{flavour}")
             try:
-                write_tiny(place / MODEL, config, type=type, flavour=flavour, save=save)
+                write_tiny(place / MODEL, config, type=type, flavour=flavour, **options)
             except UnsupportedModelError:  # the flavour does not have this architecture
                 place.rmdir()
             else:
