@@ -6,11 +6,8 @@
 #include <stddef.h>
 
 #include "curves.h"
-#include "spans.h"
-#include "thread_team.h"
+#include "state_columns.h"
 
-#define COLUMNS 64 /* columns of a state that one thread computes at once */
-#define LANES (COLUMNS / 16)
 #define NORM_EPS 1e-6f
 
 typedef struct {
@@ -77,8 +74,9 @@ static void advance(float *state, const float *key, const float *query, const fl
     for (int l = 0; l < LANES; l++) v_store(answer + 16 * l, sum[l]);
 }
 
-/* Columns from `first` on of one head's state, over all rows of one span. */
-static void run_head(const job *j, int span, int head, int first) {
+/* See `columns_kernel`. */
+static void run_head(const void *argument, int span, int head, int first) {
+    const job *j = argument;
     const int dim = j->key_dim, width = least(COLUMNS, j->value_dim - first);
     const int keys = j->key_heads * dim;
     const int key_head = j->tiled ? head % j->key_heads : head / (j->heads / j->key_heads);
@@ -104,19 +102,8 @@ static void run_head(const job *j, int span, int head, int first) {
     copy_rows(stored, j->value_dim, state, COLUMNS, dim, width);
 }
 
-static int parts_of_head(const job *j) { return (j->value_dim + COLUMNS - 1) / COLUMNS; }
-
-static void run_heads(const void *argument, const items *mine) {
-    const job *j = argument;
-    const int parts = parts_of_head(j), per_span = j->heads * parts;
-    for (int64_t item = mine->begin; item < mine->end; item++) {
-        const int part = (int)(item % per_span);
-        run_head(j, (int)(item / per_span), part / parts, part % parts * COLUMNS);
-    }
-}
-
 EXPORT void caravan_delta(const job *j, int threads) {
-    share(threads, 1, (division){(int64_t)j->spans * j->heads * parts_of_head(j), 1, 0}, run_heads, j);
+    share_columns(threads, run_head, j, j->spans, j->heads, j->value_dim);
 }
 
 typedef struct {

@@ -5,11 +5,8 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "spans.h"
-#include "thread_team.h"
+#include "state_columns.h"
 
-#define COLUMNS 64 /* columns of a state that one thread computes at once */
-#define LANES (COLUMNS / 16)
 #define LEAST_LOG -0.60653065971263342f /* -e^-0.5: of a decay */
 #define LEAST_LENGTH 1e-12f
 
@@ -85,8 +82,9 @@ static void advance(float *state, const row_vectors *row, const float *value, in
     for (int l = 0; l < LANES; l++) v_store(answer + 16 * l, sum[l]);
 }
 
-/* Columns from `first` on of one head's state, over all rows of one span. */
-static void run_head(const job *j, int span, int head, int first) {
+/* See `columns_kernel`. */
+static void run_head(const void *argument, int span, int head, int first) {
+    const job *j = argument;
     const int size = j->size, width = least(COLUMNS, size - first);
     float state[size * COLUMNS], unit[size], erased[size], kept[size], key[size];
     float *stored = j->states + (j->pages[span] * j->heads + head) * size * size + first;
@@ -105,17 +103,6 @@ static void run_head(const job *j, int span, int head, int first) {
     copy_rows(stored, size, state, COLUMNS, size, width);
 }
 
-static int parts_of_head(const job *j) { return (j->size + COLUMNS - 1) / COLUMNS; }
-
-static void run_heads(const void *argument, const items *mine) {
-    const job *j = argument;
-    const int parts = parts_of_head(j), per_span = j->heads * parts;
-    for (int64_t item = mine->begin; item < mine->end; item++) {
-        const int part = (int)(item % per_span);
-        run_head(j, (int)(item / per_span), part / parts, part % parts * COLUMNS);
-    }
-}
-
 EXPORT void caravan_wkv7(const job *j, int threads) {
-    share(threads, 1, (division){(int64_t)j->spans * j->heads * parts_of_head(j), 1, 0}, run_heads, j);
+    share_columns(threads, run_head, j, j->spans, j->heads, j->size);
 }
