@@ -206,7 +206,11 @@ FAMILIES: Mapping[str, TextFamily] = {
             "v_head_dim": 64,
         },
         files=(),  # the loader is that of deepseek2, and indexers are not read
-        variants={"without_indexers": Variant(tensors=without_indexers, config="deepseek_v32")},
+        variants={
+            "without_indexers": Variant(
+                architecture="deepseek32", tensors=without_indexers, config="deepseek_v32"
+            )
+        },
     ),
     "kimi-linear": TextFamily(
         KimiLinearConfig,
