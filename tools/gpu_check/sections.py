@@ -115,8 +115,8 @@ def _run_part(name: str, section: Section, call: Call, part: int, ends: float) -
     options = ["--dry-run"] * call.dry
     if call.llama_cpp is not None:
         options += ["--llama-cpp", str(call.llama_cpp.resolve())]
-    state, unfinished = "", True
-    while unfinished and time.monotonic() < ends:
+    unfinished = True
+    while unfinished:
         with tempfile.TemporaryDirectory(prefix="gpu-check-") as place, output.open("ab") as log:
             command = [sys.executable, "-m", "tools.gpu_check.child", section.module, place]
             child = subprocess.Popen(
