@@ -15,7 +15,7 @@ from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.activations import Activations, unrounded
-from runtime.kernels.attention import Distances, attended_rows
+from runtime.kernels.attention import Distances, Scoring, attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
 from runtime.kernels.experts import weighted_sum
@@ -45,7 +45,7 @@ class AttentionOptions:
     the latter has no weight, so that cached keys can be rotated to other positions.
     v_norm: applied to values.
     temperature: multiplies queries, by position.
-    softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
+    softcap, sinks: see `Scoring`; `sinks` has one entry for each head of all ranks.
     slopes: as of `Distances`, float32, one for each head of all ranks.
     output_norm: of the results of all heads of a row, before the output projection.
     output: name of the output projection. output_scale: factor of its results.
@@ -132,14 +132,12 @@ class SelfAttention:
             queries = options.temperature(queries, step.positions)
         norm = options.output_norm
         whole = gates is None and norm is None and step.rows is None
+        distances = None if slopes is None else Distances(slopes, step.positions)
         attended = attended_rows(
             queries,
             step.pages,
             step.plan,
-            scale=self._scale,
-            softcap=options.softcap,
-            sinks=self._sinks,
-            distances=None if slopes is None else Distances(slopes, step.positions),
+            Scoring(self._scale, options.softcap, self._sinks, distances),
             deterministic=self._deterministic,
             rounding=self._output.rounding if whole else None,
         )

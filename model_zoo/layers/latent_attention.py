@@ -12,7 +12,7 @@ from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.distributed.ranks import Split
 from runtime.kernels.activations import Activations
-from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.attention import Scoring, paged_attention, write_cache
 from runtime.kernels.experts import expert_products
 from runtime.kernels.pointwise import joined
 from runtime.kv.spec import CacheKind, LayerCache
@@ -101,7 +101,7 @@ class LatentAttention:
     ) -> None:
         query = "attn_q" if sizes.query_rank is None else "attn_q_b"
         heads = divided_heads(w, sizes.heads, 1, query=query).heads
-        self._sizes, self._scale, self._deterministic = sizes, scale, w.deterministic
+        self._sizes, self._scoring, self._deterministic = sizes, Scoring(scale), w.deterministic
         self._temperature = temperature
         self._queries = _Queries(w, sizes, heads, hidden, eps)
         rows = sizes.latent + sizes.rotated
@@ -132,7 +132,7 @@ class LatentAttention:
         if self._temperature is not None:
             queries = self._temperature(queries, step.positions)
         attended = paged_attention(
-            queries, step.pages, step.plan, scale=self._scale, deterministic=self._deterministic
+            queries, step.pages, step.plan, self._scoring, deterministic=self._deterministic
         )
         attended = step.kept(attended.flatten(1)).unflatten(1, attended.shape[1:])
         return self._output(expert_products(attended, self._to_values, None).flatten(1))

@@ -26,6 +26,21 @@ class Distances:
     positions: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """How scores s, the products of queries and keys, become the weights of values.
+
+    They are multiplied by `scale` and with a `softcap` become softcap * tanh(s / softcap).
+    `distances`: what they are then reduced by. `sinks` float32 [heads]: an additional score per
+    head, which takes part in the softmax and has no value.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    distances: Distances | None = None
+
+
 # Maximum number of elements that the twin gathers or scores at once.
 TWIN_ELEMENTS = 1 << 25
 
@@ -60,49 +75,34 @@ def paged_attention(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
+    scoring: Scoring,
     *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    distances: Distances | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """queries [tokens, heads, key_dim] -> [tokens, heads, value_dim], in the type of the queries.
 
     Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
-    to kv head h // (heads / kv_heads); scores and softmax in float32. Scores s are multiplied by
-    `scale` and with a `softcap` become softcap * tanh(s / softcap). `distances`: what they are then
-    reduced by. `sinks` float32 [heads]: an
-    additional score per head, which takes part in the softmax and has no value. The result of a row
-    that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
-    rows, except that without `deterministic` Triton kernels sum in another order for a row that is
-    alone in its span.
+    to kv head h // (heads / kv_heads); scores and softmax in float32. The result of a row that sees
+    nothing is zero. With C and Triton kernels, the bits of a row do not depend on other rows,
+    except that without `deterministic` Triton kernels sum in another order for a row that is alone
+    in its span.
     """
     if (kernels := _native_kernels(pages)) is not None:
-        scoring = _Scoring(scale, softcap, sinks, distances)
         return _paged_attention_cpu(kernels, queries, pages, plan, scoring)
     if has_kernels(queries.device):
         from runtime.kernels.triton import attention
 
-        return attention.paged_attention(
-            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
-            deterministic=deterministic,
-        )  # fmt: skip
-    return paged_attention_twin(
-        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances
-    )
+        return attention.paged_attention(queries, pages, plan, scoring, deterministic=deterministic)
+    return paged_attention_twin(queries, pages, plan, scoring)
 
 
 def attended_rows(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
+    scoring: Scoring,
     *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    distances: Distances | None = None,
-    deterministic: bool = False,
+    deterministic: bool,
     rounding: Compute | None,
 ) -> Activations:
     """`paged_attention`, flattened to [tokens, heads * value_dim], for products whose weights have
@@ -112,28 +112,16 @@ def attended_rows(
         from runtime.kernels.triton import attention
 
         return attention.attended_rows(
-            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
-            deterministic=deterministic, rounding=rounding,
-        )  # fmt: skip
-    return paged_attention(
-        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
-        deterministic=deterministic,
-    ).flatten(1)  # fmt: skip
+            queries, pages, plan, scoring, deterministic=deterministic, rounding=rounding
+        )
+    return paged_attention(queries, pages, plan, scoring, deterministic=deterministic).flatten(1)
 
 
 def paged_attention_twin(
-    queries: Tensor,
-    pages: LayerPages,
-    plan: AttentionPlan,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    distances: Distances | None = None,
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, scoring: Scoring
 ) -> Tensor:
     """The specification of `paged_attention`: gather the pages, then plain softmax attention."""
     shape = (*queries.shape[:2], pages.dims[1])
-    scoring = _Scoring(scale, softcap, sinks, distances)
     result = queries.new_zeros(shape)
     page_tokens = pages.keys.shape[1]
     for spans, length in by_length(plan.spans):
@@ -186,23 +174,13 @@ def span_rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) 
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scoring:
-    """The options of `paged_attention`."""
-
-    scale: float
-    softcap: float | None
-    sinks: Tensor | None
-    distances: Distances | None
-
-
 def _attend(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
     rows: Tensor,
     indices: Tensor,
-    scoring: _Scoring,
+    scoring: Scoring,
 ) -> Tensor:
     """queries [spans, rows, heads, key_dim], page indices [spans, pages] -> [.., value_dim]."""
     page_tokens, kv_heads = pages.keys.shape[1:3]
@@ -295,7 +273,7 @@ def _paged_attention_cpu(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
-    scoring: _Scoring,
+    scoring: Scoring,
 ) -> Tensor:
     softcap, sinks, distances = scoring.softcap, scoring.sinks, scoring.distances
     rows, heads, key_dim = queries.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.kernels import attention as dispatch
 from runtime.kernels.activations import RoundedActivations
-from runtime.kernels.attention import paged_attention_twin, write_cache_twin
+from runtime.kernels.attention import Scoring, paged_attention_twin, write_cache_twin
 from runtime.kernels.triton import attention as kernels
 from runtime.kernels.triton.attention import attended_rows, paged_attention
 from runtime.kernels.triton.cache_write import write_cache
@@ -72,9 +72,11 @@ def occupy(
     monkeypatch.setattr(kernels, "LEAST_PROGRAMS_EACH", programs)
 
 
-def assert_as_the_twin(queries: Tensor, pages: LayerPages, plan: AttentionPlan, **chosen) -> Tensor:
-    got = paged_attention(queries, pages, plan, **chosen)
-    expected = paged_attention_twin(queries, pages, plan, **chosen)
+def assert_as_the_twin(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, chosen: Scoring
+) -> Tensor:
+    got = paged_attention(queries, pages, plan, chosen)
+    expected = paged_attention_twin(queries, pages, plan, chosen)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     return got
 
@@ -87,7 +89,7 @@ def test_attention_is_that_of_the_twin(
     batch, shape, window, options, parts = SCENES[name]
     occupy(monkeypatch, 1, parts=parts)
     queries, pages, plan = scene(batch, shape, window=window, type=type)
-    assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
+    assert_as_the_twin(queries, pages, plan, options_of(options, queries.shape[1]))
 
 
 @pytest.mark.parametrize("batch", ["decoding", "prefill", "short"])
@@ -96,7 +98,7 @@ def test_scores_fall_with_distance(batch: str, monkeypatch: pytest.MonkeyPatch) 
     queries, pages, plan = scene(batch, "three share, odd sizes")
     plan, distances = seen_both_ways(queries, plan)
     chosen = options_of("capped, sinks", queries.shape[1])
-    assert_as_the_twin(queries, pages, plan, **chosen, distances=distances)
+    assert_as_the_twin(queries, pages, plan, replace(chosen, distances=distances))
 
 
 @pytest.mark.parametrize("dims", [(96, 96), (192, 128), (256, 256), (576, 512)], ids=str)
@@ -104,7 +106,7 @@ def test_scores_fall_with_distance(batch: str, monkeypatch: pytest.MonkeyPatch) 
 def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> None:
     with_shape(2, 1, *dims, 16)
     queries, pages, plan = scene(batch, "given", type=CacheType.FLOAT16)
-    assert_as_the_twin(queries, pages, plan, scale=0.05)
+    assert_as_the_twin(queries, pages, plan, Scoring(0.05))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_values_may_be_in_keys(batch: str, dims: tuple[int, int], type: CacheTyp
     with_shape(2, 1, dims[0], dims[0], 16)
     queries, pages, plan = scene(batch, "given", type=type)
     inside, apart = in_keys(pages, dims[1])
-    got = assert_as_the_twin(queries, inside, plan, scale=SCALE)
-    assert torch.equal(got, paged_attention(queries, apart, plan, scale=SCALE))
+    got = assert_as_the_twin(queries, inside, plan, Scoring(SCALE))
+    assert torch.equal(got, paged_attention(queries, apart, plan, Scoring(SCALE)))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
@@ -137,7 +139,7 @@ def test_blocks_may_be_dequantised_half_by_half(
     monkeypatch.setattr(kernels, "capability", lambda device: capability)
     with_shape(2, 1, dim, dim, 16)
     queries, pages, plan = scene("short", "given", type=type)
-    assert_as_the_twin(queries, pages, plan, scale=0.05)
+    assert_as_the_twin(queries, pages, plan, Scoring(0.05))
 
 
 @pytest.mark.parametrize("parts", [1, 3, 40])
@@ -148,11 +150,11 @@ def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
     queries, pages, plan = scene("decoding far away", "four share")
     chosen = options_of("sinks", queries.shape[1])
     occupy(monkeypatch, 1)
-    whole = assert_as_the_twin(queries, pages, plan, **chosen)
+    whole = assert_as_the_twin(queries, pages, plan, chosen)
     occupy(monkeypatch, 2 * parts)
-    assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
+    assert torch.equal(paged_attention(queries, pages, plan, chosen), whole)
     occupy(monkeypatch, 1, parts=parts, whole=1600)
-    assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
+    assert torch.equal(paged_attention(queries, pages, plan, chosen), whole)
 
 
 @pytest.mark.parametrize("processors", [58, 108, 128, 132])  # L4, A100, RTX 4090, H100
@@ -192,13 +194,13 @@ def test_merged_rows_are_rounded_to_the_bits_of_a_launch_of_its_own(
     queries, pages, plan = scene("decoding", "given", type=CacheType.FLOAT16)
     queries = queries.to(dtype, copy=True)
     queries[1, 1, 0] = torch.nan
-    options = {"scale": 0.05, "softcap": None, "sinks": torch.linspace(-1.0, 2.0, 4)}
-    expected = paged_attention(queries, pages, plan, **options).flatten(1)
+    options = Scoring(0.05, sinks=torch.linspace(-1.0, 2.0, 4))
+    expected = paged_attention(queries, pages, plan, options).flatten(1)
     rows = {"deterministic": False, "rounding": rounding}
     occupy(monkeypatch, 1)
-    assert isinstance(attended_rows(queries, pages, plan, **options, **rows), Tensor)
+    assert isinstance(attended_rows(queries, pages, plan, options, **rows), Tensor)
     occupy(monkeypatch, 64)
-    got = attended_rows(queries, pages, plan, **options, **rows)
+    got = attended_rows(queries, pages, plan, options, **rows)
     assert isinstance(got, RoundedActivations)
     torch.testing.assert_close(got.x, expected, rtol=0, atol=0, equal_nan=True)
     integers = rounded(expected, planes_of(rounding))
@@ -218,10 +220,9 @@ def test_other_heads_and_more_rows_are_not_rounded(
     with_shape(4, 2, 64, value_dim, 16)
     queries, pages, plan = scene("rows", "given", type=CacheType.FLOAT16)
     got = attended_rows(
-        queries, pages, plan, scale=SCALE, softcap=None, sinks=None, deterministic=False,
-        rounding=Compute.FINE,
-    )  # fmt: skip
-    assert torch.equal(got, paged_attention(queries, pages, plan, scale=SCALE).flatten(1))
+        queries, pages, plan, Scoring(SCALE), deterministic=False, rounding=Compute.FINE
+    )
+    assert torch.equal(got, paged_attention(queries, pages, plan, Scoring(SCALE)).flatten(1))
 
 
 @pytest.mark.parametrize("type", [CacheType.FLOAT32, CacheType.Q4_0], ids=str)
@@ -230,11 +231,11 @@ def test_the_bits_of_a_decoding_row_do_not_depend_on_other_rows(
 ) -> None:
     occupy(monkeypatch, 10)
     queries, pages, plan = scene("short", "three share, odd sizes", type=type)
-    together = paged_attention(queries, pages, plan, scale=SCALE)
+    together = paged_attention(queries, pages, plan, Scoring(SCALE))
     for span in plan.spans:
         if span.end - span.begin == 1:
             one = rows_of(plan, span.begin, span.end)
-            apart = paged_attention(queries[span.begin : span.end], pages, one, scale=SCALE)
+            apart = paged_attention(queries[span.begin : span.end], pages, one, Scoring(SCALE))
             assert torch.equal(apart[0], together[span.begin])
 
 
@@ -242,9 +243,11 @@ def test_the_bits_of_a_prefilled_row_do_not_depend_on_other_rows(with_shape) -> 
     """At the same place of a tile, for numpy's sake."""
     with_shape(6, 2, 64, 64, 16)
     queries, pages, plan = scene("prefill", "given", window=33)
-    together = paged_attention(queries, pages, plan, scale=SCALE)
+    together = paged_attention(queries, pages, plan, Scoring(SCALE))
     for begin, end in ((0, 2), (42, 50), (84, 100)):
-        apart = paged_attention(queries[begin:end], pages, rows_of(plan, begin, end), scale=SCALE)
+        apart = paged_attention(
+            queries[begin:end], pages, rows_of(plan, begin, end), Scoring(SCALE)
+        )
         assert torch.equal(apart, together[begin:end])
 
 
@@ -258,18 +261,18 @@ def test_a_row_may_see_nothing_and_rows_may_see_forward(batch: str, options: str
         begin[50] = end[50]
     begin[1], end[1] = 90, 60
     plan = replace(plan, visible_begin=begin, visible_end=end)
-    got = assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
+    got = assert_as_the_twin(queries, pages, plan, options_of(options, queries.shape[1]))
     assert not got[1].any() and got[2].all()
 
 
 def test_short_spans_and_single_rows_share_a_tile(with_shape) -> None:
     with_shape(4, 2, 64, 64, 16)
     queries, pages, plan = scene("short", "given")
-    assert_as_the_twin(queries, pages, plan, scale=SCALE)
+    assert_as_the_twin(queries, pages, plan, Scoring(SCALE))
 
 
 def test_adjacent_spans_of_one_slot_are_computed_beside_a_longer_one() -> None:
-    assert_as_the_twin(*scene("proposed", "four share"), scale=SCALE)
+    assert_as_the_twin(*scene("proposed", "four share"), Scoring(SCALE))
 
 
 def test_rows_of_one_span_may_have_padding_behind_them() -> None:
@@ -278,7 +281,7 @@ def test_rows_of_one_span_may_have_padding_behind_them() -> None:
     span = plan.spans[0]
     rows, padding = span.end, 3
     several = replace(rows_of(plan, 0, rows), spans=(span,))
-    expected = paged_attention(queries[:rows], pages, several, scale=SCALE)
+    expected = paged_attention(queries[:rows], pages, several, Scoring(SCALE))
 
     def behind(of: Tensor, value: int) -> Tensor:
         return torch.cat([of[:rows], of.new_full((padding, *of.shape[1:]), value)])
@@ -291,7 +294,7 @@ def test_rows_of_one_span_may_have_padding_behind_them() -> None:
         spans=(),
         form=RowForm.ONE_SPAN,
     )
-    got = paged_attention(behind(queries, 1), pages, padded, scale=SCALE)
+    got = paged_attention(behind(queries, 1), pages, padded, Scoring(SCALE))
     assert torch.equal(got[:rows], expected) and not got[rows:].any()
 
 
@@ -299,13 +302,13 @@ def test_queries_need_not_be_contiguous() -> None:
     queries, pages, plan = scene("decoding", "four share")
     wide = torch.cat([queries, torch.full_like(queries, torch.nan)], dim=2)
     for strided in (wide[:, :, : queries.shape[2]], queries.transpose(1, 2).contiguous().mT):
-        assert_as_the_twin(strided, pages, plan, scale=SCALE)
+        assert_as_the_twin(strided, pages, plan, Scoring(SCALE))
 
 
 def test_16_bit_queries_give_16_bit_results() -> None:
     queries, pages, plan = scene("short", "four share", type=CacheType.FLOAT16)
-    got = paged_attention(queries.half(), pages, plan, scale=SCALE)
-    expected = paged_attention_twin(queries.half(), pages, plan, scale=SCALE)
+    got = paged_attention(queries.half(), pages, plan, Scoring(SCALE))
+    expected = paged_attention_twin(queries.half(), pages, plan, Scoring(SCALE))
     assert got.dtype == torch.float16
     torch.testing.assert_close(got, expected, rtol=5e-3, atol=2e-3)
 
@@ -313,9 +316,9 @@ def test_16_bit_queries_give_16_bit_results() -> None:
 def test_impossible_arguments_are_refused() -> None:
     queries, pages, plan = scene("decoding", "four share")
     with pytest.raises(ValueError, match="7 query heads"):
-        paged_attention(queries[:, :7], pages, plan, scale=SCALE)
+        paged_attention(queries[:, :7], pages, plan, Scoring(SCALE))
     with pytest.raises(ValueError, match="softcap is 0"):
-        paged_attention(queries, pages, plan, scale=SCALE, softcap=0.0)
+        paged_attention(queries, pages, plan, Scoring(SCALE, softcap=0.0))
 
 
 def empty_pages(type: CacheType, heads: int, dims: tuple[int, int]) -> LayerPages:
@@ -370,7 +373,7 @@ def test_devices_with_kernels_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "has_kernels", lambda device: True)
     monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: calls.append(kernel))
     monkeypatch.setattr("runtime.kernels.triton.cache_write.launch", kernels.launch)
-    dispatch.paged_attention(queries, pages, plan, scale=SCALE)
+    dispatch.paged_attention(queries, pages, plan, Scoring(SCALE))
     dispatch.write_cache(queries[:, :2], queries[:, :2], pages, plan)
     names = ["decode_kernel", "merge_kernel", "write_kernel"]
     assert [kernel.__name__ for kernel in calls] == names

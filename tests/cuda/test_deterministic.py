@@ -14,7 +14,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for, open_adapters
-from runtime.kernels.attention import paged_attention_twin
+from runtime.kernels.attention import Scoring, paged_attention_twin
 from runtime.kernels.experts import expert_products_twin
 from runtime.kernels.triton import attention as kernels
 from runtime.kernels.triton import tiles
@@ -130,7 +130,7 @@ def test_a_row_attends_with_the_same_bits_in_a_prompt_and_alone(
     monkeypatch.setitem(scenes.BATCHES, "short", SHORT)
     queries, pages, plan = scene("short", "four share", type=type)
     together = attended(queries, pages, plan)
-    expected = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    expected = paged_attention_twin(queries, pages, plan, Scoring(SCALE))
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-5)
     for span in plan.spans:
         length = span.end - span.begin
@@ -141,7 +141,7 @@ def test_a_row_attends_with_the_same_bits_in_a_prompt_and_alone(
 
 
 def attended(queries: Tensor, pages, plan: AttentionPlan) -> Tensor:
-    return paged_attention(queries, pages, plan, scale=SCALE, deterministic=True)
+    return paged_attention(queries, pages, plan, Scoring(SCALE), deterministic=True)
 
 
 def test_logarithms_of_sums_are_those_of_torch_and_have_their_bits_in_any_batch() -> None:

@@ -41,14 +41,12 @@ WITHOUT_KERNELS = (7, 0)  # a capability for which the torch twins compute
 
 
 def attention_by_rows(
-    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float, softcap=None,
-    sinks=None, distances=None,
-) -> Tensor:  # fmt: skip
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, scoring: attention.Scoring
+) -> Tensor:
     """As the twin, but without the spans of rows on the host."""
     row = torch.arange(len(queries), device=queries.device).unsqueeze(1)
     width = plan.page_table.shape[1]
     indices = torch.arange(width, device=queries.device).expand(len(queries), width)
-    scoring = attention._Scoring(scale, softcap, sinks, distances)
     return attention._attend(queries[row], pages, plan, row, indices, scoring)[:, 0]
 
 

@@ -103,8 +103,8 @@ def check_caches() -> None:
             "prefill and decode", "three share, odd sizes", type=type
         )
         options = test_attention.options_of("capped, sinks", queries.shape[1])
-        got = paged_attention(queries, pages, plan, **options)
-        expected = paged_attention_twin(queries, pages, plan, **options)
+        got = paged_attention(queries, pages, plan, options)
+        expected = paged_attention_twin(queries, pages, plan, options)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     test_attention.test_scores_fall_with_distance("three share, odd sizes", "capped, sinks")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.attention import Scoring, paged_attention, write_cache
 from runtime.kernels.delta import DeltaGates, gated_delta, short_convolution
 from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_sum
 from runtime.kernels.matmul import matmul
@@ -46,7 +46,9 @@ def plan(**changes: Tensor) -> AttentionPlan:
 def attend(key_dim: int = KEY, *, pages: LayerPages | None = None, **changes: Tensor) -> Tensor:
     keys, values = torch.zeros(1, PAGE, KV_HEADS, KEY), torch.zeros(1, PAGE, KV_HEADS, VALUE)
     queries = torch.zeros(ROWS, HEADS, key_dim)
-    return paged_attention(queries, pages or LayerPages(keys, values, 0), plan(**changes), scale=1)
+    return paged_attention(
+        queries, pages or LayerPages(keys, values, 0), plan(**changes), Scoring(1)
+    )
 
 
 def write(key_dim: int = KEY, *, cell: int = 0) -> None:

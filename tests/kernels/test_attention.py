@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.engine.request import ImageSpan
 from runtime.kernels import attention as room
-from runtime.kernels.attention import Distances, paged_attention, paged_attention_twin
+from runtime.kernels.attention import Distances, Scoring, paged_attention, paged_attention_twin
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding, Symmetric
@@ -111,11 +111,11 @@ def in_keys(pages: LayerPages, value_dim: int) -> tuple[LayerPages, LayerPages]:
     return inside, LayerPages(pages.keys, values.contiguous(), 0, quantized)
 
 
-def options_of(name: str, heads: int) -> dict:
-    """The keyword arguments of attention; some sinks are larger than all scores of a row."""
+def options_of(name: str, heads: int) -> Scoring:
+    """Some sinks are larger than all scores of a row."""
     softcap, with_sinks = OPTIONS[name]
     sinks = torch.linspace(-9, 9, heads) if with_sinks else None
-    return {"scale": SCALE, "softcap": softcap, "sinks": sinks}
+    return Scoring(SCALE, softcap, sinks)
 
 
 def seen_both_ways(queries: Tensor, plan: AttentionPlan) -> tuple[AttentionPlan, Distances]:
@@ -130,16 +130,10 @@ def seen_both_ways(queries: Tensor, plan: AttentionPlan) -> tuple[AttentionPlan,
 
 
 def by_definition(
-    queries: Tensor,
-    pages: LayerPages,
-    plan: AttentionPlan,
-    *,
-    scale: float = SCALE,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    distances: Distances | None = None,
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, scoring: Scoring
 ) -> Tensor:
     """Row by row, in float64."""
+    softcap, sinks, distances = scoring.softcap, scoring.sinks, scoring.distances
     page_tokens, kv_heads = pages.values.shape[1:3]
     value_dim = pages.dims[1]
     all_keys, all_values = (
@@ -154,7 +148,7 @@ def by_definition(
         where = [table[p // page_tokens] * page_tokens + p % page_tokens for p in seen]
         keys = all_keys[where].repeat_interleave(group, dim=1)
         values = all_values[where].repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * scale
+        scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * scoring.scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if distances is not None:
@@ -188,8 +182,8 @@ def test_the_twin_is_softmax_attention(
 ) -> None:
     queries, pages, plan = scene(batch, shape, window=window)
     chosen = options_of(options, queries.shape[1])
-    got = paged_attention_twin(queries, pages, plan, **chosen)
-    expected = by_definition(queries, pages, plan, **chosen).float()
+    got = paged_attention_twin(queries, pages, plan, chosen)
+    expected = by_definition(queries, pages, plan, chosen).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -199,26 +193,26 @@ def test_scores_fall_with_distance(shape: str, options: str) -> None:
     require_native_kernels()
     queries, pages, plan = scene("prefill and decode", shape)
     plan, distances = seen_both_ways(queries, plan)
-    chosen = options_of(options, queries.shape[1]) | {"distances": distances}
-    expected = by_definition(queries, pages, plan, **chosen).float()
+    chosen = replace(options_of(options, queries.shape[1]), distances=distances)
+    expected = by_definition(queries, pages, plan, chosen).float()
     for attention in (paged_attention, paged_attention_twin):
-        got = attention(queries, pages, plan, **chosen)
+        got = attention(queries, pages, plan, chosen)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     several = next(span for span in plan.spans if span.end - span.begin > 1)
     some = slice(several.begin, several.begin + 3)
     apart = replace(distances, positions=distances.positions[some])
-    chosen["distances"] = apart
     alone = rows_of(plan, some.start, some.stop)
-    whole = paged_attention(queries, pages, plan, **chosen | {"distances": distances})
-    assert torch.equal(paged_attention(queries[some], pages, alone, **chosen), whole[some])
+    whole = paged_attention(queries, pages, plan, chosen)
+    chosen = replace(chosen, distances=apart)
+    assert torch.equal(paged_attention(queries[some], pages, alone, chosen), whole[some])
 
 
 def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, pages, plan = scene("prefill and decode", "four share")
     chosen = options_of("capped, sinks", queries.shape[1])
-    whole = paged_attention_twin(queries, pages, plan, **chosen)
+    whole = paged_attention_twin(queries, pages, plan, chosen)
     monkeypatch.setattr(room, "TWIN_ELEMENTS", 5000)
-    pieces = paged_attention_twin(queries, pages, plan, **chosen)
+    pieces = paged_attention_twin(queries, pages, plan, chosen)
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -237,8 +231,8 @@ def test_the_fast_path_agrees_with_the_twin(
     require_native_kernels()
     queries, pages, plan = scene(batch, shape, window=window, type=type)
     chosen = options_of(options, queries.shape[1])
-    got = paged_attention(queries, pages, plan, **chosen)
-    expected = paged_attention_twin(queries, pages, plan, **chosen)
+    got = paged_attention(queries, pages, plan, chosen)
+    expected = paged_attention_twin(queries, pages, plan, chosen)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -254,7 +248,7 @@ def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None
     seen = kind.seen(0, 100, (whole,) if isinstance(kind, Symmetric) else ())
     begin, end = (torch.tensor(part, dtype=torch.int32) for part in seen)
     plan = replace(plan, visible_begin=begin, visible_end=end)
-    got = attention(queries, pages, plan, scale=SCALE)
+    got = attention(queries, pages, plan, Scoring(SCALE))
     behind = position[:, None] - position
     visible = behind >= 0
     if isinstance(kind, Symmetric):
@@ -290,12 +284,12 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     require_native_kernels()
     queries, pages, plan = scene("prefill and decode", shape, window=window, type=type)
     chosen = options_of(options, queries.shape[1])
-    together = paged_attention(queries, pages, plan, **chosen)
+    together = paged_attention(queries, pages, plan, chosen)
     for span in plan.spans:
         for rows in (1, 2, 3, 64):
             for begin in range(span.begin, span.end - rows + 1, rows):
                 some = rows_of(plan, begin, begin + rows)
-                apart = paged_attention(queries[begin : begin + rows], pages, some, **chosen)
+                apart = paged_attention(queries[begin : begin + rows], pages, some, chosen)
                 assert torch.equal(apart, together[begin : begin + rows]), (begin, rows)
 
 
@@ -307,7 +301,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(shape: str) -> None:
     before, results = torch.get_num_threads(), []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        results.append(paged_attention(queries, pages, plan, scale=SCALE))
+        results.append(paged_attention(queries, pages, plan, Scoring(SCALE)))
     torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
 
@@ -322,8 +316,8 @@ def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention, opti
     begin[50], begin[60] = end[50], 90  # one row sees nothing, another less than nothing
     plan = replace(plan, visible_begin=begin, visible_end=end)
     chosen = options_of(options, queries.shape[1])
-    got = attention(queries, pages, plan, **chosen)
-    expected = by_definition(queries, pages, plan, **chosen).float()
+    got = attention(queries, pages, plan, chosen)
+    expected = by_definition(queries, pages, plan, chosen).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert not got[50].any() and not got[60].any() and got[51].all()
 
@@ -331,7 +325,7 @@ def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention, opti
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
 def test_large_scores_do_not_overflow(attention) -> None:
     queries, pages, plan = scene("decoding", "four share")
-    got = attention(queries * 1000, pages, plan, scale=SCALE)
+    got = attention(queries * 1000, pages, plan, Scoring(SCALE))
     expected = by_definition(queries * 1000, pages, plan).float()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
@@ -339,14 +333,14 @@ def test_large_scores_do_not_overflow(attention) -> None:
 def test_the_result_has_the_type_of_the_queries() -> None:
     queries, pages, plan = scene("decoding", "four share")
     for attention in (paged_attention, paged_attention_twin):
-        assert attention(queries.bfloat16(), pages, plan, scale=SCALE).dtype == torch.bfloat16
+        assert attention(queries.bfloat16(), pages, plan, Scoring(SCALE)).dtype == torch.bfloat16
 
 
 def test_the_twin_is_used_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, pages, plan = scene("decoding", "four share")
     monkeypatch.setattr(room, "library", lambda: None)
-    got = paged_attention(queries, pages, plan, scale=SCALE)
-    assert torch.equal(got, paged_attention_twin(queries, pages, plan, scale=SCALE))
+    got = paged_attention(queries, pages, plan, Scoring(SCALE))
+    assert torch.equal(got, paged_attention_twin(queries, pages, plan, Scoring(SCALE)))
 
 
 @pytest.mark.parametrize("type", CacheType)
@@ -361,6 +355,6 @@ def test_values_in_keys_are_read_as_values_apart(
     queries, pages, plan = scene(batch, shape, type=type)
     inside, apart = in_keys(pages, value_dim)
     for attention in (paged_attention, paged_attention_twin):
-        got = attention(queries, inside, plan, scale=SCALE)
+        got = attention(queries, inside, plan, Scoring(SCALE))
         assert got.shape[2] == value_dim and got.any()
-        assert torch.equal(got, attention(queries, apart, plan, scale=SCALE))
+        assert torch.equal(got, attention(queries, apart, plan, Scoring(SCALE)))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import attention as room
-from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
+from runtime.kernels.attention import Scoring, paged_attention, paged_attention_twin, write_cache
 from runtime.kernels.native import library
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 from tests.kernels.test_attention import SCALE, by_definition
@@ -56,7 +56,7 @@ def test_the_twin_attends_to_any_interval(name, bounds, at_once, monkeypatch) ->
     queries, pages, plan = scene(name, bounds=bounds)
     monkeypatch.setattr(room, "TWIN_ELEMENTS", at_once)
     expected = by_definition(queries, pages, plan).float()
-    got = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    got = paged_attention_twin(queries, pages, plan, Scoring(SCALE))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -66,7 +66,7 @@ def test_the_fast_path_attends_to_any_interval(name) -> None:
         pytest.skip("no C compiler here, so there is no fast path to test")
     queries, pages, plan = scene(name, bounds=True)
     expected = by_definition(queries, pages, plan).float()
-    got = paged_attention(queries, pages, plan, scale=SCALE)
+    got = paged_attention(queries, pages, plan, Scoring(SCALE))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -75,7 +75,7 @@ def test_the_twin_reads_no_page_before_the_window(monkeypatch) -> None:
     read = []
     attend = room._attend
     monkeypatch.setattr(room, "_attend", lambda *a: read.append(a[4]) or attend(*a))
-    paged_attention_twin(queries, pages, plan, scale=SCALE)
+    paged_attention_twin(queries, pages, plan, Scoring(SCALE))
     assert [used.tolist() for used in read] == [[[7, 8, 9], [0, 1, 2], [3, 4, 5]]]
 
 

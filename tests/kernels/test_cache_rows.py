@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import attention as room
-from runtime.kernels.attention import paged_attention, write_cache, write_cache_twin
+from runtime.kernels.attention import Scoring, paged_attention, write_cache, write_cache_twin
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import LayerPages
@@ -135,7 +135,7 @@ def test_attention_reads_what_was_written(
     page, offset = int(plan.page_table[1, 50 // 7]), 50 % 7
     assert torch.equal(bits(pages.keys[page, offset]), bits(direct.keys))
     assert torch.equal(bits(pages.values[page, offset]), bits(direct.values))
-    got = paged_attention(queries, pages, plan, scale=SCALE)
+    got = paged_attention(queries, pages, plan, Scoring(SCALE))
     expected = by_definition(queries, pages, plan).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 

@@ -69,20 +69,20 @@ def _check_scene(
     if options == "distances":
         plan, distances = scenes.seen_both_ways(queries, plan)
     chosen = scenes.options_of(options if options in scenes.OPTIONS else "plain", queries.shape[1])
-    there = {**chosen, "distances": distances}
-    if chosen["sinks"] is not None:
-        there["sinks"] = chosen["sinks"].to(task.device)
+    chosen = replace(chosen, distances=distances)
+    there = chosen
+    if chosen.sinks is not None:
+        there = replace(there, sinks=chosen.sinks.to(task.device))
     if distances is not None:
-        there["distances"] = scenes.Distances(
-            distances.slopes.to(task.device), distances.positions.to(task.device)
-        )
+        parts = distances.slopes.to(task.device), distances.positions.to(task.device)
+        there = replace(there, distances=scenes.Distances(*parts))
     narrow = torch.float16 if type is CacheType.FLOAT16 else torch.bfloat16
     dtypes = [torch.float32] if type is CacheType.FLOAT32 else [torch.float32, narrow]
     for dtype in dtypes[-1:] if task.dry else dtypes:
         narrowed = queries.to(dtype)
-        expected = scenes.by_definition(narrowed, apart, plan, **chosen, distances=distances)
+        expected = scenes.by_definition(narrowed, apart, plan, chosen)
         moved = _moved(pages, task.device), plan.to(task.device)
-        got = paged_attention(narrowed.to(task.device), *moved, **there)
+        got = paged_attention(narrowed.to(task.device), *moved, there)
         check_close(task, f"{name}, {dtype}", got, expected)
 
 

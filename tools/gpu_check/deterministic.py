@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from runtime.kernels.attention import Scoring
 from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import product
@@ -66,7 +67,7 @@ def _check_attention(task: Task, type: CacheType) -> None:
     queries = queries.to(task.device, torch.float32 if task.dry else torch.bfloat16)
     parts = pages.keys.to(task.device), pages.values.to(task.device)
     pages = replace(pages, keys=parts[0], values=parts[1])
-    attend = partial(paged_attention, scale=scenes.SCALE, deterministic=True)
+    attend = partial(paged_attention, scoring=Scoring(scenes.SCALE), deterministic=True)
     together = attend(queries, pages, plan.to(task.device))
     different = []
     for row in sorted({row for span in plan.spans for row in (span.begin, span.end - 1)}):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bench.make_model import Shape
+from runtime.kernels.attention import Scoring
 from runtime.kernels.triton import (
     attention,
     fragments,
@@ -316,4 +317,4 @@ def _attend(
     queries = torch.randn(sequences * rows, shape.heads, shape.head_dim, device=device, dtype=dtype)
     assert pages.type in (CacheType.BFLOAT16, CacheType.FLOAT32)
     scale = shape.head_dim**-0.5
-    return lambda: attention.paged_attention(queries, pages, plan, scale=scale)
+    return lambda: attention.paged_attention(queries, pages, plan, Scoring(scale))

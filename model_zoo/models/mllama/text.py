@@ -17,7 +17,7 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.step import Step
 from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.attention import Scoring, paged_attention, write_cache
 from runtime.kv.spec import Cross, LayerCache
 
 # Images per sequence; each takes memory, and the model was trained with one.
@@ -82,7 +82,7 @@ class CrossBlock:
         queries = split.heads.times(cache.key_dim)
         attended = split.heads.times(cache.value_dim)
         self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
-        self._scale, self._deterministic = cache.key_dim**-0.5, w.deterministic
+        self._scoring, self._deterministic = Scoring(cache.key_dim**-0.5), w.deterministic
         self._attn_norm = w.rms_norm("attn_norm", sizes.eps, size=hidden)
         shape = heads * cache.key_dim, hidden
         self._query = w.linear("cross_attn_q_proj", shape=shape, outs=queries)
@@ -111,7 +111,7 @@ class CrossBlock:
             return step.kept(x)
         queries = self._q_norm(self._query(self._attn_norm(x)).unflatten(1, (self._heads, -1)))
         seen = paged_attention(
-            queries, step.pages, step.plan, scale=self._scale, deterministic=self._deterministic
+            queries, step.pages, step.plan, self._scoring, deterministic=self._deterministic
         )
         attended = self._output(step.kept(seen.flatten(1))).mul_(self._attn_gate.to(x.dtype))
         x = attended.add_(step.kept(x))

@@ -20,7 +20,7 @@ from runtime.kernels.activations import (
     Rounded,
     RoundedActivations,
 )
-from runtime.kernels.attention import Distances
+from runtime.kernels.attention import Distances, Scoring
 from runtime.kernels.triton.attention_kernels import (
     LOG2_E,
     decode_kernel,
@@ -57,54 +57,43 @@ def paged_attention(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
+    scoring: Scoring,
     *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    distances: Distances | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """As `runtime.kernels.attention.paged_attention`; operands of products have the type of the
     queries. The bits of a row depend neither on other rows nor on the device's size."""
-    options = _Options(scale, softcap, sinks, distances, deterministic)
-    return _attended(queries, pages, plan, options, planes=0)[0]
+    return _attended(queries, pages, plan, scoring, deterministic=deterministic, planes=0)[0]
 
 
 def attended_rows(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
+    scoring: Scoring,
     *,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-    distances: Distances | None = None,
     deterministic: bool,
     rounding: Compute,
 ) -> Activations:
     """As `runtime.kernels.attention.attended_rows`."""
-    options = _Options(scale, softcap, sinks, distances, deterministic)
-    result, rounded = _attended(queries, pages, plan, options, planes=planes_of(rounding))
+    result, rounded = _attended(
+        queries, pages, plan, scoring, deterministic=deterministic, planes=planes_of(rounding)
+    )
     rows = result.flatten(1)
     return rows if rounded is None else RoundedActivations(rows, rounded)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Options:
-    """The options of `paged_attention`."""
-
-    scale: float
-    softcap: float | None
-    sinks: Tensor | None
-    distances: Distances | None
-    deterministic: bool
-
-
 def _attended(
-    queries: Tensor, pages: LayerPages, plan: AttentionPlan, options: _Options, *, planes: int
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    scoring: Scoring,
+    *,
+    deterministic: bool,
+    planes: int,
 ) -> tuple[Tensor, Rounded | None]:
     """The result and, with `planes`, the integers to which a launch has rounded it, if one has."""
-    softcap, sinks = options.softcap, options.sinks
+    softcap, sinks, distances = scoring.softcap, scoring.sinks, scoring.distances
     rows, heads, key_dim = queries.shape
     kv_heads, value_dim = pages.keys.shape[2], pages.dims[1]
     if heads % kv_heads:
@@ -116,11 +105,11 @@ def _attended(
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
         softcap is not None, sinks is not None, tensor_cores_of(capability(queries.device)),
-        pages.values_in_keys, options.distances is not None,
+        pages.values_in_keys, distances is not None,
     )  # fmt: skip
-    factors = _factors(options.scale, softcap)
-    call = _Call(shape, queries, pages, plan, sinks, options.distances, result, factors)
-    single, several = ((0, rows), None) if options.deterministic else _extents(plan, rows)
+    factors = _factors(scoring.scale, softcap)
+    call = _Call(shape, queries, pages, plan, sinks, distances, result, factors)
+    single, several = ((0, rows), None) if deterministic else _extents(plan, rows)
     rounded = None
     if single is not None:
         mixed = several is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
-from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
+from runtime.kernels.attention import Scoring, paged_attention, paged_attention_twin, write_cache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
@@ -56,7 +56,7 @@ class MixedModel:
             if len(plan.write_cell):
                 write_cache(self._keys(stored), stored.unsqueeze(1), pages, plan)
             queries = (x @ self.mixing[index]).unflatten(1, (HEADS, -1))
-            seen = self._attend(queries, pages, plan, scale=1.0)
+            seen = self._attend(queries, pages, plan, Scoring(1.0))
             x = x + seen.mean(dim=1)
         return x[batch.output_rows]
 
