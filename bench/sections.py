@@ -5,8 +5,6 @@ from pathlib import Path
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 MODELS = "# Benchmark results"
-GRAMMARS = "# Structured output"
-TEMPLATES = "# Chat templates"
 ROUTING = "# Routing, simulated"
 REAL = "# A real file"
 HOST = "# Host time of a step"
