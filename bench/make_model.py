@@ -8,6 +8,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from numpy.random import Generator
 
+from bench.cache import written_once
 from bench.vocabulary import Vocabulary, write_vocabulary
 
 # Block types and a mix of them, each of which gives a model of the same shape.
@@ -73,12 +74,7 @@ MOE_SHAPE = Shape(
 def ensure_model(folder: Path, label: str, vocabulary: Vocabulary, shape: Shape) -> Path:
     """The path of the model, which is written if it does not exist."""
     path = folder / f"random-{shape.name}-{label}-{vocabulary.name}.gguf"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        write_model(unfinished, label, vocabulary, shape)
-        unfinished.rename(path)
-    return path
+    return written_once(path, lambda file: write_model(file, label, vocabulary, shape))
 
 
 def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from transformers import PreTrainedConfig, Qwen3_5TextConfig, Qwen3Config
 
-from bench.cache import CACHE
+from bench.cache import CACHE, written_once
 from bench.contender import Contender, Setting, isolated
 from bench.machine import describe_machine
 from bench.ours import Caravan
@@ -54,12 +54,7 @@ def configurations(*, layers: int = 12, hidden: int = 1024) -> Mapping[str, PreT
 
 def ensure_model(path: Path, config: PreTrainedConfig) -> Path:
     """The path of a random model, which is written if it does not exist."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        write_tiny(unfinished, config, type="q8_0")
-        unfinished.rename(path)
-    return path
+    return written_once(path, lambda file: write_tiny(file, config, type="q8_0"))
 
 
 class Conversing(Contender, Protocol):

@@ -11,6 +11,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from bench.cache import written_once
 from model_zoo.gguf.reader import GGUFFile
 from tests.checkout import DEMO_MODEL
 from tools.demo_file import read_tokenizer
@@ -39,12 +40,7 @@ class VisionModelShape:
 
 def ensure_vision_model(path: Path, shape: VisionModelShape) -> Path:
     """The path of the model, which is written if it does not exist."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        _write(unfinished, shape)
-        unfinished.rename(path)
-    return path
+    return written_once(path, lambda file: _write(file, shape))
 
 
 @torch.no_grad()

@@ -1,8 +1,7 @@
 """The goals beside the ratios to llama.cpp."""
 
-from bench.goals import goal
 from bench.make_model import LABELS, MOE
-from bench.report import Row, with_goals
+from bench.report import Row, goal, with_goals
 
 TASKS = ("prefill, 512 tokens", "decode, 1 sequence", "decode, 4 sequences", "decode, 16 sequences")
 
