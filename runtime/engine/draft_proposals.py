@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 from runtime.engine.acceptance import LEAST_GAIN, LONGEST_PAUSE, SHORTEST_PAUSE, Acceptance
 from runtime.engine.drafter import Drafter
-from runtime.engine.planned_step import PlannedStep
 from runtime.engine.sequence import Sequence
+from runtime.engine.step_yield import ProposalCandidate, StepYield
 
 
 @dataclass(slots=True)
@@ -16,15 +16,6 @@ class _Record:
 
     epoch: int
     acceptance: Acceptance = field(default_factory=Acceptance)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A sequence that may propose up to `most` tokens."""
-
-    sequence: Sequence
-    acceptance: Acceptance
-    most: int
 
 
 class DraftProposals:
@@ -45,7 +36,7 @@ class DraftProposals:
         """Release the draft model's state of all other sequences."""
         self.drafter.keep(running)
 
-    def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
+    def propose(self, running: Several[Sequence], step: StepYield) -> None:
         """Draft for sequences without proposals. A sequence whose last token is only on the device
         is marked to wait for it (`waits_to_propose`)."""
         if not step.costs.measured:  # the benefit of a draft is unknown
@@ -68,7 +59,7 @@ class DraftProposals:
             if each.sequence in drafts:
                 self._set(each, drafts[each.sequence])
 
-    def _candidate(self, sequence: Sequence, step: PlannedStep) -> _Candidate | None:
+    def _candidate(self, sequence: Sequence, step: StepYield) -> ProposalCandidate | None:
         if sequence.proposed or sequence.waits_to_propose or not sequence.may_propose:
             return None
         acceptance, length = self._record(sequence).acceptance, len(sequence.tokens)
@@ -78,11 +69,11 @@ class DraftProposals:
         most = min(acceptance.most, step.room, room)
         if most <= 0 or length < acceptance.paused_until:
             return None
-        return _Candidate(sequence, acceptance, most)
+        return ProposalCandidate(sequence, acceptance, most)
 
     def _chosen(
-        self, candidates: list[_Candidate], step: PlannedStep
-    ) -> tuple[int, list[_Candidate]]:
+        self, candidates: list[ProposalCandidate], step: StepYield
+    ) -> tuple[int, list[ProposalCandidate]]:
         """The length of the drafts, and the sequences that draft. Candidates with low acceptance
         are left out where that yields more; those for which drafting would not pay off even alone
         start a pause. `candidates`: sorted by acceptance, highest first."""
@@ -100,7 +91,7 @@ class DraftProposals:
             candidates = candidates[:half]
         return 0, []
 
-    def _leave_out(self, candidate: _Candidate, step: PlannedStep) -> None:
+    def _leave_out(self, candidate: ProposalCandidate, step: StepYield) -> None:
         costs, acceptance = step.costs, candidate.acceptance
         gains = (
             acceptance.expected(count) / (costs.of(1 + count) + count * self.drafter.costs.of(1))
@@ -110,13 +101,13 @@ class DraftProposals:
             acceptance.rest(len(candidate.sequence.tokens))
             self._delay = min(max(2 * self._delay, SHORTEST_PAUSE), LONGEST_PAUSE)
 
-    def _best(self, candidates: list[_Candidate], step: PlannedStep) -> tuple[int, float]:
+    def _best(self, candidates: list[ProposalCandidate], step: StepYield) -> tuple[int, float]:
         """The draft length with the most expected tokens per unit of time, and that rate."""
         deepest = max(each.most for each in candidates)
         rates = [self._rate(candidates, depth, step) for depth in range(deepest + 1)]
         return rates.index(max(rates)), max(rates)
 
-    def _rate(self, candidates: list[_Candidate], depth: int, step: PlannedStep) -> float:
+    def _rate(self, candidates: list[ProposalCandidate], depth: int, step: StepYield) -> float:
         """Expected tokens per unit of time if each candidate drafts up to `depth` tokens; 0 if the
         step has too few rows."""
         counts = [min(depth, each.most) for each in candidates]
@@ -134,7 +125,7 @@ class DraftProposals:
         )
         return tokens / (step.costs.of(step.rows + sum(counts)) + drafting)
 
-    def _set(self, candidate: _Candidate, draft: tuple[int, ...]) -> None:
+    def _set(self, candidate: ProposalCandidate, draft: tuple[int, ...]) -> None:
         tokens, acceptance = candidate.sequence.acceptable(draft), candidate.acceptance
         if not tokens:
             acceptance.miss()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.engine.engine_statistics import EngineStatistics
+from runtime.engine.next_step import ImageNeed
 from runtime.engine.request import (
     Delta,
     DrawFailure,
@@ -19,7 +20,6 @@ from runtime.engine.request import (
 )
 from runtime.engine.scheduler import Advance, Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.step_draft import ImageNeed
 from runtime.engine.step_plan import Runner, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 from runtime.engine.acceptance import Acceptance
 from runtime.engine.ngram_index import NGramIndex
-from runtime.engine.planned_step import PlannedStep, ProposalCandidate
 from runtime.engine.sequence import Sequence
+from runtime.engine.step_yield import ProposalCandidate, StepYield
 
 INDEXED_TOKENS = 1024  # one step adds at most this many tokens to the indices of all sequences
 
@@ -29,7 +29,7 @@ class NGramProposals:
         self._most = most
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
 
-    def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
+    def propose(self, running: Several[Sequence], step: StepYield) -> None:
         """Set the proposals of the sequences. A sequence whose last token is only on the device is
         marked to wait for it (`waits_to_propose`). What does not pay off is not proposed, but
         compared with the tokens that are sampled."""
@@ -43,7 +43,8 @@ class NGramProposals:
             if sequence.may_propose and (tokens := self._found(sequence, record, step.room)):
                 found.append((sequence, record, tokens))
         candidates = [
-            ProposalCandidate(record.acceptance, len(tokens)) for _, record, tokens in found
+            ProposalCandidate(sequence, record.acceptance, len(tokens))
+            for sequence, record, tokens in found
         ]
         for (sequence, record, tokens), candidate, count in zip(
             found, candidates, step.divided(candidates), strict=True

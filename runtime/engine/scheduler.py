@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from runtime.engine.context_shift import ContextCut, cut_of
 from runtime.engine.fairness import PriorityQueue
+from runtime.engine.next_step import FeaturesReady, ImageNeed, NextStep, slot_load
 from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
@@ -23,7 +24,6 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
-from runtime.engine.step_draft import FeaturesReady, ImageNeed, StepDraft, slot_load
 from runtime.engine.step_plan import Chunk, PageWrite, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.page_shift import MovedPages
@@ -130,27 +130,27 @@ class Scheduler:
             self.speculation.propose(self.running, joining=min(waiting, len(self._free_slots)))
         for waits_for_masks in (False, True):
             rows = (self.step_tokens, *self._offer())
-            draft = StepDraft(*rows, self._step_image_rows, ready, waits_for_masks)
+            step = NextStep(*rows, self._step_image_rows, ready, waits_for_masks)
             for sequence in list(self.running):
                 if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
-                    self._continue(sequence, draft)
-            self._admit_waiting(draft)
-            if draft.chunks or not draft.lacks_mask or any(each.pending for each in self.running):
+                    self._continue(sequence, step)
+            self._admit_waiting(step)
+            if step.chunks or not step.lacks_mask or any(each.pending for each in self.running):
                 break
-        self.image_needs = (*draft.used, *draft.ahead)
-        if not draft.chunks:
+        self.image_needs = (*step.used, *step.ahead)
+        if not step.chunks:
             return None
         moved, self._moved = self._moved, {}
         for sequence, pages in moved.items():
-            draft.move(sequence, pages)
+            step.move(sequence, pages)
         return StepPlan(
             # Chunks of one row first: kernels of attention compute these together.
-            tuple(sorted(draft.chunks, key=lambda chunk: chunk.length > 1)),
-            tuple(draft.page_writes),
-            tuple(draft.slot_loads),
+            tuple(sorted(step.chunks, key=lambda chunk: chunk.length > 1)),
+            tuple(step.page_writes),
+            tuple(step.slot_loads),
             self.cache_manager.take_copies(),
-            tuple(draft.proposals),
-            tuple(draft.key_shifts),
+            tuple(step.proposals),
+            tuple(step.key_shifts),
         )
 
     def _offer(self) -> tuple[int, int]:
@@ -226,33 +226,33 @@ class Scheduler:
         assert not self._moved, "an ended sequence has moved pages"
         self.cache_manager.check_idle()
 
-    def _continue(self, sequence: Sequence, draft: StepDraft) -> None:
+    def _continue(self, sequence: Sequence, step: NextStep) -> None:
         start = sequence.launched
-        draft.stream_rows -= sequence.remaining <= 1
+        step.stream_rows -= sequence.remaining <= 1
         if sequence.spans:
-            draft.ahead += self._needs(sequence, start, start + self.step_tokens)
-        count = self._chunk_tokens(sequence, draft)
+            step.ahead += self._needs(sequence, start, start + self.step_tokens)
+        count = self._chunk_tokens(sequence, step)
         if count == 0:
             return
-        proposed = sequence.proposed[: draft.rows_beside(count)]
+        proposed = sequence.proposed[: step.rows_beside(count)]
         grants = self.cache_manager.reserve(sequence, start + count + len(proposed))
         if grants is None and proposed:
             proposed = ()
             grants = self.cache_manager.reserve(sequence, start + count)
         while grants is None:
-            draft.out_of_pages = True
-            victim = self.running[-1]  # the latest admitted; never one with a chunk in the draft
+            step.out_of_pages = True
+            victim = self.running[-1]  # the latest admitted; never one with a chunk in the step
             if victim is sequence and start > sequence.confirmed:
                 return  # its steps in flight may release pages
             self._preempt(victim)
             if victim is sequence:
                 return
             grants = self.cache_manager.reserve(sequence, start + count)
-        self._launch(sequence, count, grants, draft)
+        self._launch(sequence, count, grants, step)
         if proposed:
-            self._launch_proposed(sequence, proposed, draft)
+            self._launch_proposed(sequence, proposed, step)
 
-    def _admit_waiting(self, draft: StepDraft) -> None:
+    def _admit_waiting(self, step: NextStep) -> None:
         """Admit sequences in order. One that lacks image features does not block the next ones, nor
         does one that leaves all rows to shorter ones, which leave it a slot; the images of the
         first sequences are requested even if none can be admitted."""
@@ -260,18 +260,18 @@ class Scheduler:
             return
         admitting, passed = True, False
         for index, sequence in enumerate(self._in_turn()):
-            rows = min(draft.budget, draft.prompt_rows)
+            rows = min(step.budget, step.prompt_rows)
             slots = len(self._free_slots) - passed
-            admitting &= slots > 0 and rows > 0 and not draft.out_of_pages
-            if index >= self.slots and (draft.left_rows or not admitting):
+            admitting &= slots > 0 and rows > 0 and not step.out_of_pages
+            if index >= self.slots and (step.left_rows or not admitting):
                 return
             shortage = self.cache_manager.shortage
-            fits = admitting and not shortage.persists(sequence, draft.sizes(sequence))
-            lacks = sequence.request.images and self._lacks_features(sequence, draft, fits)
-            if draft.left_rows and not draft.rows_for(self._lacks(sequence, draft)):
+            fits = admitting and not shortage.persists(sequence, step.sizes(sequence))
+            lacks = sequence.request.images and self._lacks_features(sequence, step, fits)
+            if step.left_rows and not step.rows_for(self._lacks(sequence, step)):
                 passed = True
             elif admitting and not lacks:
-                admitting = fits and self._admit(sequence, draft)
+                admitting = fits and self._admit(sequence, step)
 
     def _in_turn(self) -> Iterator[Sequence]:
         yield from tuple(self._resuming)
@@ -279,30 +279,30 @@ class Scheduler:
         for _, sequence in self._arriving.in_turn(running):
             yield sequence
 
-    def _lacks_features(self, sequence: Sequence, draft: StepDraft, admitting: bool) -> bool:
+    def _lacks_features(self, sequence: Sequence, step: NextStep, admitting: bool) -> bool:
         """Whether a waiting sequence lacks features that its first chunk needs."""
         known = sequence.awaited
-        if known is None or (admitting and not draft.is_lacking(sequence, known)):
+        if known is None or (admitting and not step.is_lacking(sequence, known)):
             start = self.cache_manager.cached_prefix(sequence) if sequence.shares_pages else 0
             known = self.cache_manager.images_needed(sequence, start, start + self.step_tokens)
             # Computed again on admission: cached pages change.
             sequence.awaited, sequence.prefix_hit = known, start
-        draft.ahead += [ImageNeed(sequence, digest) for digest in known]
-        return draft.is_lacking(sequence, known)
+        step.ahead += [ImageNeed(sequence, digest) for digest in known]
+        return step.is_lacking(sequence, known)
 
-    def _admit(self, sequence: Sequence, draft: StepDraft) -> bool:
+    def _admit(self, sequence: Sequence, step: NextStep) -> bool:
         if sequence.pending:  # preempted, and its last token is still on the device only
             return False
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = sequence.prefix_hit = hit
-        count, grants = self._chunk_tokens(sequence, draft), None
+        count, grants = self._chunk_tokens(sequence, step), None
         if count and self._may_stay(sequence):
             grants = self.cache_manager.reserve(sequence, hit + count)
         if grants is None:
             self.cache_manager.release(sequence)
             sequence.launched = sequence.confirmed = 0
             if count:
-                sizes = draft.sizes(sequence)
+                sizes = step.sizes(sequence)
                 self.cache_manager.shortage.note(sequence, sequence.page_keys, sizes)
             return False
         if sequence.resumes:
@@ -315,8 +315,8 @@ class Scheduler:
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
             sequence.cached = min(hit, len(sequence.request.prompt))
-        draft.slot_loads.append(slot_load(sequence, slot))
-        self._launch(sequence, count, shared + grants, draft)
+        step.slot_loads.append(slot_load(sequence, slot))
+        self._launch(sequence, count, shared + grants, step)
         return True
 
     def _may_stay(self, sequence: Sequence) -> bool:
@@ -325,7 +325,7 @@ class Scheduler:
         manager = self.cache_manager
         return not sequence.epoch or manager.has_room(sequence, end, in_flight=self.step_tokens)
 
-    def _chunk_tokens(self, sequence: Sequence, draft: StepDraft) -> int:
+    def _chunk_tokens(self, sequence: Sequence, step: NextStep) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
         start, length = sequence.launched, sequence.length
         if length >= sequence.most_tokens:
@@ -333,35 +333,35 @@ class Scheduler:
         if length <= start or sequence.waits_for_token:
             return 0
         late = sequence.late_mask
-        if late is not None and not late.ready() and not draft.waits_for_masks:
-            draft.lacks_mask = True
+        if late is not None and not late.ready() and not step.waits_for_masks:
+            step.lacks_mask = True
             return 0
-        rows, count = draft.budget - draft.stream_rows, length - start
+        rows, count = step.budget - step.stream_rows, length - start
         if count > 1:
-            most = draft.rows_for(count)
-            if count > most > 0 and not draft.is_passed(count):
-                most -= self._left_to_shorter(sequence, count, most, draft)
+            most = step.rows_for(count)
+            if count > most > 0 and not step.is_passed(count):
+                most -= self._left_to_shorter(sequence, count, most, step)
             rows = min(rows, most and max(most, sequence.least_tokens))
         end = start + min(count, rows)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
             return count
-        count = draft.cut_to_features(sequence, sequence.cut_to_whole_images(count))
-        return self._cut_to_image_rows(sequence, count, draft)
+        count = step.cut_to_features(sequence, sequence.cut_to_whole_images(count))
+        return self._cut_to_image_rows(sequence, count, step)
 
-    def _left_to_shorter(self, sequence: Sequence, count: int, rows: int, draft: StepDraft) -> int:
+    def _left_to_shorter(self, sequence: Sequence, count: int, rows: int, step: NextStep) -> int:
         """How many of its `rows` a prompt that lacks `count` tokens leaves to much shorter prompts
         behind it, which would wait for all of it: at most half. Only they may use these."""
         left, most = 0, rows // 2
-        for lacks in self._shorter_behind(sequence, count // SHORTER, draft):
+        for lacks in self._shorter_behind(sequence, count // SHORTER, step):
             left = min(left + lacks, most)
             if left == most:
                 break
         if left:
-            draft.left_rows, draft.left_to = left, count // SHORTER
+            step.left_rows, step.left_to = left, count // SHORTER
         return left
 
-    def _shorter_behind(self, sequence: Sequence, most: int, draft: StepDraft) -> Iterator[int]:
+    def _shorter_behind(self, sequence: Sequence, most: int, step: NextStep) -> Iterator[int]:
         """What the prompts behind this one lack that the next step can compute, if that is at most
         `most` tokens: running ones, and waiting ones for which there are slots and perhaps pages.
         None passes another one of higher priority, or takes the last slot from one."""
@@ -369,51 +369,51 @@ class Scheduler:
         if sequence.slot is not None:
             running = islice(self.running, self.running.index(sequence) + 1, None)
             behind += (each for each in running if each.remaining > 1)
-        if slots and not draft.out_of_pages:
+        if slots and not step.out_of_pages:
             waiting = (each for each in self._in_turn() if each is not sequence)
             behind += islice(waiting, self.slots)
         priority, shortage = sequence.request.priority, self.cache_manager.shortage
         passed = False
         for other in behind:
-            if other.request.priority > priority or not self._sees(other, draft):
+            if other.request.priority > priority or not self._sees(other, step):
                 continue
-            lacks = self._lacks(other, draft)
+            lacks = self._lacks(other, step)
             if lacks > most:
                 priority = min(priority, other.request.priority)
                 passed |= other.slot is None
                 continue
             if other.slot is None:
                 slots -= 1
-                if slots < passed or other.pending or shortage.persists(other, draft.sizes(other)):
+                if slots < passed or other.pending or shortage.persists(other, step.sizes(other)):
                     return
             yield lacks
 
-    def _lacks(self, sequence: Sequence, draft: StepDraft) -> int:
+    def _lacks(self, sequence: Sequence, step: NextStep) -> int:
         """The tokens still to be computed; of a waiting sequence without those that were cached
         when it was last looked up. A step looks up one at most, since that may take long."""
         if sequence.slot is not None or not sequence.shares_pages:
             return sequence.remaining
-        if sequence.prefix_hit is None and not draft.has_looked_up:
-            draft.has_looked_up = True
+        if sequence.prefix_hit is None and not step.has_looked_up:
+            step.has_looked_up = True
             sequence.prefix_hit = self.cache_manager.cached_prefix(sequence)
         return sequence.remaining - (sequence.prefix_hit or 0)
 
-    def _sees(self, sequence: Sequence, draft: StepDraft) -> bool:
+    def _sees(self, sequence: Sequence, step: NextStep) -> bool:
         """Whether the images of its next chunk have features, as far as that is known."""
         awaited = sequence.awaited
         if sequence.state is SequenceState.RUNNING:
             begin = sequence.launched
             awaited = self.cache_manager.images_needed(sequence, begin, begin + 1)
-        return not sequence.spans or (awaited is not None and all(map(draft.ready, awaited)))
+        return not sequence.spans or (awaited is not None and all(map(step.ready, awaited)))
 
-    def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: StepDraft) -> int:
+    def _cut_to_image_rows(self, sequence: Sequence, count: int, step: NextStep) -> int:
         """`count` tokens, fewer if the step would fill too many image rows or lack features."""
         start, end = sequence.launched, sequence.launched + count
         images = reversed(images_within(sequence.spans, start, end))
         for stop in (end, *(image.start for image in images if start < image.start)):
             needed = self.cache_manager.images_needed(sequence, start, stop)
             rows = self.cache_manager.image_rows(sequence, start, stop)
-            if rows <= draft.image_rows and all(map(draft.ready, needed)):
+            if rows <= step.image_rows and all(map(step.ready, needed)):
                 return stop - start
         return 0
 
@@ -422,7 +422,7 @@ class Scheduler:
         return [ImageNeed(sequence, digest) for digest in needed]
 
     def _launch(
-        self, sequence: Sequence, count: int, grants: list[PageGrant], draft: StepDraft
+        self, sequence: Sequence, count: int, grants: list[PageGrant], step: NextStep
     ) -> None:
         assert sequence.slot is not None
         start, end = sequence.launched, sequence.launched + count
@@ -432,29 +432,27 @@ class Scheduler:
         known = () if feedback else tuple(tokens[start:end])
         assert feedback or len(known) == count
         slot, scores = sequence.slot, sequence.scores_in(start, end)
-        draft.chunks.append(
+        step.chunks.append(
             Chunk(sequence, sequence.epoch, slot, start, count, known, feedback, samples, scores)
         )
         if grants:
-            draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
+            step.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         self.cache_manager.checkpoint(sequence, start)
-        draft.take(count, lacks=length - start)
+        step.take(count, lacks=length - start)
         if sequence.spans:
-            draft.used += self._needs(sequence, start, end)
-            draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
+            step.used += self._needs(sequence, start, end)
+            step.image_rows -= self.cache_manager.image_rows(sequence, start, end)
         sequence.launched = end
         sequence.pending += samples
 
-    def _launch_proposed(
-        self, sequence: Sequence, tokens: tuple[int, ...], draft: StepDraft
-    ) -> None:
+    def _launch_proposed(self, sequence: Sequence, tokens: tuple[int, ...], step: NextStep) -> None:
         """Add a chunk for each proposed token, after the chunk with the sequence's last token."""
         assert sequence.slot is not None and sequence.launched == len(sequence.tokens)
         for start, token in enumerate(tokens, sequence.launched):
             place = (sequence, sequence.epoch, sequence.slot, start)
-            draft.proposals.append(Chunk(*place, 1, (token,), False, True, proposed=True))
-        draft.chunks += draft.proposals[-len(tokens) :]
-        draft.budget -= len(tokens)
+            step.proposals.append(Chunk(*place, 1, (token,), False, True, proposed=True))
+        step.chunks += step.proposals[-len(tokens) :]
+        step.budget -= len(tokens)
         sequence.proposing = len(tokens)
         self.proposed_tokens += len(tokens)
         self.drafted_tokens += len(tokens) * sequence.drafted

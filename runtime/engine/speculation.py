@@ -8,17 +8,17 @@ from collections.abc import Sequence as Several
 
 from runtime.engine.draft_proposals import DraftProposals
 from runtime.engine.ngram_proposals import NGramProposals
-from runtime.engine.planned_step import PlannedStep
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_costs import StepCosts
 from runtime.engine.step_plan import StepPlan
+from runtime.engine.step_yield import StepYield
 
 
 class Speculation:
     """Proposes tokens for running sequences before each plan: by prompt lookup (`ngram`); with a
     draft model (`drafts`) for sequences where that finds nothing.
 
-    `draws`: maximum number of sampling rows of a step. `overlaps`: see `PlannedStep`.
+    `draws`: maximum number of sampling rows of a step. `overlaps`: see `StepYield`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Speculation:
         if not rows or self._costs.needs(rows):
             return
         room = self._draws - rows - joining
-        step = PlannedStep(self._costs, rows, rows, room, self._overlaps)
+        step = StepYield(self._costs, rows, rows, room, self._overlaps)
         if self._ngram is not None:
             self._ngram.propose(running, step)
         if self._drafts is not None:

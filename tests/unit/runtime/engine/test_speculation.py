@@ -8,12 +8,12 @@ import pytest
 
 from runtime.engine.acceptance import LEAST_GAIN, LONGEST_PAUSE, Acceptance
 from runtime.engine.ngram_proposals import NGramProposals
-from runtime.engine.planned_step import PlannedStep, ProposalCandidate
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_costs import StepCosts
+from runtime.engine.step_yield import ProposalCandidate, StepYield
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 
@@ -136,7 +136,7 @@ def test_all_sequences_that_copy_propose(change: float, gain: float) -> None:
 def drawn_candidates(r: random.Random, count: int) -> list[ProposalCandidate]:
     chances = [r.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(count)]
     return [
-        ProposalCandidate(Acceptance(tried=1.0, accepted=chance), r.randint(1, 4))
+        ProposalCandidate(None, Acceptance(tried=1.0, accepted=chance), r.randint(1, 4))
         for chance in chances
     ]
 
@@ -149,7 +149,7 @@ def test_rows_are_divided_for_the_most_tokens_per_unit_of_time() -> None:
         for rows in [*range(1, 16)] * 2:
             costs.observe(rows, 1000 + row_ns * rows)
         offers = drawn_candidates(r, 3)
-        step = PlannedStep(costs, rows=4, tokens=4, room=r.randint(1, 12))
+        step = StepYield(costs, rows=4, tokens=4, room=r.randint(1, 12))
 
         def rate(counts: tuple[int, ...], step=step, offers=offers) -> float:
             pairs = zip(offers, counts, strict=True)
@@ -174,9 +174,9 @@ def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
     costs = StepCosts()
     for rows in [*range(1, 16)] * 2:
         costs.observe(rows, 1000 + 20 * rows)
-    step = PlannedStep(costs, rows=4, tokens=4, room=room, overlaps=True)
+    step = StepYield(costs, rows=4, tokens=4, room=room, overlaps=True)
     sure, unsure = (
-        ProposalCandidate(Acceptance(tried=1.0, accepted=chance), 8) for chance in (1.0, 0.3)
+        ProposalCandidate(None, Acceptance(tried=1.0, accepted=chance), 8) for chance in (1.0, 0.3)
     )
     first, second = step.divided([sure, unsure])
     assert second == 0 and first == min(room, 8)

@@ -1,4 +1,4 @@
-"""A step's plan under construction: its remaining budgets and its contents."""
+"""The plan of the next step, under construction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class ImageNeed:
 
 
 @dataclass(slots=True)
-class StepDraft:
+class NextStep:
     """A plan under construction: its remaining budgets and its contents."""
 
     budget: int  # remaining rows

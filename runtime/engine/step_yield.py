@@ -1,9 +1,10 @@
-"""The step being planned: the expected gain from adding proposed tokens to it."""
+"""The expected yield of the step being planned, and what proposed tokens add to it."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from runtime.engine.acceptance import LEAST_GAIN, Acceptance
+from runtime.engine.sequence import Sequence
 from runtime.engine.step_costs import StepCosts
 
 
@@ -11,12 +12,13 @@ from runtime.engine.step_costs import StepCosts
 class ProposalCandidate:
     """A sequence that may propose up to `most` tokens."""
 
+    sequence: Sequence
     acceptance: Acceptance
     most: int
 
 
 @dataclass(slots=True)
-class PlannedStep:
+class StepYield:
     """`rows`: planned rows; `tokens`: expected number of tokens; `room`: rows left for proposals.
 
     `overlaps`: steps are launched before the previous one is read back. A sequence with proposals,
