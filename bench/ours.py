@@ -13,8 +13,9 @@ import torch
 from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import LoadOptions, load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
 from runtime.quant.weight import Compute

@@ -22,8 +22,8 @@ from bench.real_model import real_model, real_text
 from bench.report import with_spread
 from bench.sections import SPECULATION
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from runtime.engine.assembly import EngineOptions
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from serve_app.config.sections import SpeculationSettings
 

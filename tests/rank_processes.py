@@ -19,8 +19,9 @@ from model_zoo.registry import LoadOptions, load
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE
-from runtime.engine.assembly import EngineOptions, assemble, compute_part
+from runtime.engine.assembly import assemble, compute_part
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.vision.encoder import ImageEncoder
 
 CPU = torch.device("cpu")

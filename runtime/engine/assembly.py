@@ -15,10 +15,11 @@ from runtime.distributed.broadcaster import (
 from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.async_engine import AsyncEngine
-from runtime.engine.draft_assembly import DraftOptions, DraftPlan
+from runtime.engine.draft_assembly import DraftPlan
 from runtime.engine.draft_proposals import DraftProposals
 from runtime.engine.drafter import Drafter
 from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.engine_options import EngineOptions, check_options
 from runtime.engine.gated_runner import GatedRunner
 from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
@@ -36,54 +37,10 @@ from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
 from runtime.vision.feature_cache import FeatureStore
-from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner, is_lack_of_memory
 
 _CACHED_IMAGES = 4  # of the largest size, by default
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """The sizes of an engine.
-
-    `step_tokens`: rows of one step at most. `cache_tokens`: positions that the cache holds in total
-    (None: as many as are useful and fit). `depth`: steps in flight (None: 1 on a CPU, where a
-    launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
-    `image_cache_bytes`: for image features (None: for a few images of the largest size).
-    `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
-    checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
-    memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
-    speculation proposes at most this many tokens per sequence and step (0: no speculation);
-    `ngram`: by prompt lookup too, not only by a draft model. `cuda_graphs`: decode steps on a CUDA
-    device are captured (`step_graphs`), unless several devices or ranks compute the model.
-    `target_gap_ms`: see `StepBudget` (None: prompts fill steps).
-    """
-
-    context_tokens: int
-    max_sequences: int = 16
-    step_tokens: int = 512
-    cache_tokens: int | None = None
-    page_tokens: int = 16
-    kv_dtype: CacheType = CacheType.FLOAT32
-    prefix_cache: bool = True
-    depth: int | None = None
-    memory_bytes: int | None = None
-    max_waiting: int = 512
-    image_cache_bytes: int | None = None
-    set_aside_bytes: int = 0
-    state_checkpoint_bytes: int | None = None
-    host_cache_bytes: int | None = None
-    proposed_tokens: int = 0
-    cuda_graphs: bool = False
-    target_gap_ms: float | None = None
-    ngram: bool = True
-
-    @property
-    def limits(self) -> StepLimits:
-        return StepLimits(
-            self.max_sequences, self.step_tokens, self.context_tokens, self.proposed_tokens
-        )
 
 
 def assemble(
@@ -348,16 +305,8 @@ class _Build:
     def draft_plan(self, draft: DecoderModel | None) -> DraftPlan | None:
         if draft is None:
             return None
-        options = self.options
-        shared = DraftOptions(
-            limits=options.limits,
-            page_tokens=options.page_tokens,
-            kv_dtype=options.kv_dtype,
-            prefix_cache=options.prefix_cache,
-            depth=self.depth,
-            cuda_graphs=options.cuda_graphs,
-        )
-        return DraftPlan(draft, self.decoder, device=self.device, options=shared)
+        device, options = self.device, self.options
+        return DraftPlan(draft, self.decoder, device=device, options=options, depth=self.depth)
 
     def pool(self, memory: MemoryPlan, host_pages: Sequence[int]) -> KVPool:
         options = self.options
@@ -433,30 +382,3 @@ def _step_budget(options: EngineOptions) -> StepBudget | None:
     if options.target_gap_ms is None:
         return None
     return StepBudget(int(1e6 * options.target_gap_ms), step_tokens=options.step_tokens)
-
-
-def check_options(options: EngineOptions, decoder: DecoderModel) -> None:
-    """Raises ConfigurationError when the options contradict each other or the model."""
-    if options.context_tokens > decoder.context_length:
-        raise ConfigurationError(
-            f"`context_tokens` is {options.context_tokens:,}; "
-            f"the model supports {decoder.context_length:,} at most."
-        )
-    if options.context_tokens < 2 or options.max_sequences < 1:
-        raise ConfigurationError("`context_tokens` must be 2 or more, `max_sequences` 1 or more.")
-    if options.cache_tokens is not None and options.cache_tokens < options.context_tokens:
-        raise ConfigurationError(
-            f"`cache_tokens` is {options.cache_tokens:,}, less than one context of "
-            f"{options.context_tokens:,} tokens. Raise it, or lower `context_tokens`."
-        )
-    if options.step_tokens < options.max_sequences:
-        raise ConfigurationError(
-            f"`step_tokens` ({options.step_tokens:,}) must be at least `max_sequences` "
-            f"({options.max_sequences:,}): each running sequence needs one row of a step."
-        )
-    for cache in decoder.cache_layers:
-        if cache.kind.alignment % options.page_tokens:
-            raise ConfigurationError(
-                f"`page_tokens` is {options.page_tokens:,}; "
-                f"for this model it must divide {cache.kind.alignment:,}."
-            )

@@ -1,16 +1,15 @@
 """Builds a drafter: a draft model with its own cache, on the device of the model it drafts for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from runtime.engine.drafter import Drafter, DraftLimits
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import CacheSizes, MemoryOptions, MemoryPlan, sampler_bytes
 from runtime.engine.step_budget import StepBudget
 from runtime.errors import ConfigurationError
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool, cache_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits
@@ -21,21 +20,10 @@ from runtime.worker.runner import DeviceRunner
 _BESIDE_PROPOSED = 2  # tokens besides the proposed ones that a slot of the draft model may lack
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """The sizes of the engine that the draft model shares; see `EngineOptions`."""
-
-    limits: StepLimits
-    page_tokens: int
-    kv_dtype: CacheType
-    prefix_cache: bool
-    depth: int
-    cuda_graphs: bool
-
-
 class DraftPlan:
     """A draft model for `target` on one device, and its memory as `DraftNeeds`.
 
+    `options`: of the engine, whose sizes it shares; `depth`: steps in flight.
     Raises the ConfigurationErrors of `check_draft`.
     """
 
@@ -45,12 +33,13 @@ class DraftPlan:
         target: DecoderModel,
         *,
         device: torch.device,
-        options: DraftOptions,
+        options: EngineOptions,
+        depth: int,
     ) -> None:
         self._layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
         check_draft(decoder, target)
         self._decoder, self._target_vocab_size = decoder, target.vocab_size
-        self._device, self._options = device, options
+        self._device, self._options, self._depth = device, options, depth
         limits = options.limits
         self._limits = StepLimits(
             limits.slots,
@@ -120,7 +109,7 @@ class DraftPlan:
             written_tokens=limits.written_tokens,
             vocab_size=self._decoder.vocab_size,
             target_vocab_size=self._target_vocab_size,
-            depth=options.depth,
+            depth=self._depth,
         )
         return Drafter(runner, manager, draft_limits, budget=budget)
 

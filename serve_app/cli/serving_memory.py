@@ -20,7 +20,8 @@ from model_zoo.registry import (
     token_metadata,
 )
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from runtime.engine.assembly import EngineOptions, plan_engine_memory
+from runtime.engine.assembly import plan_engine_memory
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
 from runtime.host_limits import usable_cpus

@@ -14,7 +14,8 @@ import torch
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
-from runtime.engine.assembly import EngineOptions, plan_engine_memory
+from runtime.engine.assembly import plan_engine_memory
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import (
     CaravanError,

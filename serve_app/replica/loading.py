@@ -21,8 +21,9 @@ from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Unconnected
-from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.engine.assembly import assemble, compute_part
 from runtime.engine.draft_assembly import check_draft
+from runtime.engine.engine_options import EngineOptions, check_options
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kernels.native import explain_bus_errors

@@ -1,7 +1,7 @@
 """Log lines about a loaded model or vision encoder."""
 
 from model_zoo.chat_model import ChatModel
-from runtime.engine.assembly import EngineOptions
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.vision.encoder import ImageEncoder
 from serve_app.config.settings import ModelSettings

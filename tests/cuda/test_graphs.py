@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.engine import Engine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.engine.step_plan import StepPlan
 from runtime.kernels import attention

@@ -11,8 +11,9 @@ from transformers import Gemma3TextConfig
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.vision.encoder import ImageEncoder
 from tests.families.text_families import TEXT_MODELS

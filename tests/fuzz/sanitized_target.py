@@ -21,7 +21,8 @@ import tests.fuzz.sanitized  # noqa: F401  replaces the kernels
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import (
     Delta,
     FinishReason,

@@ -16,8 +16,9 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, plan_engine_memory
+from runtime.engine.assembly import plan_engine_memory
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.engine.request import ContextShift, FinishReason, GenerationRequest, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError

@@ -12,7 +12,8 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import LoadOptions, load
 from runtime.distributed.layer_placement import LayerPlacement, inseparable
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
+from runtime.engine.engine_options import EngineOptions
 from runtime.errors import DoesNotFitError
 from runtime.worker.model import Batch, DecoderModel
 from tests.families.agreement import load_decoder, random_tokens

@@ -21,8 +21,9 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import (
     ContextShift,
     Delta,

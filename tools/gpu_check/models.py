@@ -17,8 +17,9 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.engine.request import GenerationRequest
 from runtime.engine.step_plan import StepPlan

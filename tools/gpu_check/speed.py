@@ -15,8 +15,9 @@ import torch
 from bench.make_model import Shape, write_model
 from bench.vocabulary import Vocabulary, synthetic_vocabulary
 from runtime.distributed.rank_group import RankGroup
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.engine.step_plan import StepPlan
 from runtime.kernels.triton.products import product

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.contender import Setting
 from bench.rest import _model
-from runtime.engine.assembly import EngineOptions
+from runtime.engine.engine_options import EngineOptions
 from serve_app.config.settings import ModelSettings
 
 

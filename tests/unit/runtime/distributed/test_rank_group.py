@@ -17,7 +17,8 @@ from runtime.distributed import process_group
 from runtime.distributed import rank_group as team_module
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
-from runtime.engine.assembly import EngineOptions, assemble, compute_part
+from runtime.engine.assembly import assemble, compute_part
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError, EngineDeadError
 from runtime.kv.cache_types import CacheType

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
+from runtime.engine.engine_options import EngineOptions
 from runtime.host_limits import usable_cpus
 from runtime.kv.cache_types import CacheType
 from serve_app.config.sections import SpeculationSettings

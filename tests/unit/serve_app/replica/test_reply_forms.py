@@ -21,8 +21,9 @@ from model_zoo.chat.messages import Message, ReplyStart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.registry import load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import assemble
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams
 from runtime.errors import RequestError
 from serve_app.api.output_forms import MAX_GRAMMAR_CHARACTERS
