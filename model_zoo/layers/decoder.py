@@ -11,12 +11,11 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.rope_sections import in_sections
-from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
+from model_zoo.layers.stack import LayeredModel, LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.logit_columns import limit_columns
 from runtime.kernels.pointwise import add_, scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
-from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
 
 # Makes a layer of its tensors, its number, and the rotary embedding.
@@ -52,7 +51,7 @@ class DecoderOptions:
     streams: Streams | None = None
 
 
-class Decoder:
+class Decoder(LayeredModel):
     """Embedding, layers, norm and head.
 
     If ranks divide the model, each of them computes all states and all logits. Logits are -inf for
@@ -97,36 +96,13 @@ class Decoder:
         self._held, self._added_elements = w.held, w.added_row_elements
 
     @property
-    def cache_layers(self) -> Sequence[LayerCache]:
-        return self._layers.caches
-
-    @property
     def position_axes(self) -> int:
         return self._layers.position_axes
-
-    @property
-    def cache_devices(self) -> Sequence[torch.device] | None:
-        return self._layers.cache_devices
-
-    @property
-    def layer_devices(self) -> Sequence[torch.device] | None:
-        return self._layers.layer_devices
-
-    @property
-    def source_layers(self) -> Sequence[int]:
-        return self._layers.source_layers
 
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None:
         """None with embeddings of positions: keys of other positions are other keys."""
         return self._layers.key_rotations if self._position_embd is None else None
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self._held.values())
-
-    def weight_bytes_on(self, device: torch.device) -> int:
-        return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """float32 [outputs, hidden], normalised."""

@@ -234,6 +234,37 @@ class LayerStack:
         return carried.batch.output_rows if index == len(self._layers) - 1 else None
 
 
+class LayeredModel:
+    """What a `DecoderModel` declares that follows from its layers, `_layers`, and from the bytes of
+    weights on each device, `_held`."""
+
+    _layers: LayerStack
+    _held: Mapping[torch.device, int]
+
+    @property
+    def cache_layers(self) -> Sequence[LayerCache]:
+        return self._layers.caches
+
+    @property
+    def cache_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.cache_devices
+
+    @property
+    def layer_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.layer_devices
+
+    @property
+    def source_layers(self) -> Sequence[int]:
+        return self._layers.source_layers
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self._held.values())
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self._held.get(device, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Carried:
     """The values of a step that pass from layer to layer, on one device."""

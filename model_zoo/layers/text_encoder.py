@@ -10,11 +10,10 @@ from model_zoo.gguf.pooling_types import RANK, pooling_type
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from model_zoo.layers.stack import LayerStack, TextLayer
+from model_zoo.layers.stack import LayeredModel, LayerStack, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import scale_
 from runtime.kernels.workspace import workspace_bytes
-from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KVCache
 
 
@@ -33,7 +32,7 @@ class EncoderOptions:
     output_norm: RMSNorm | LayerNorm | None = None
 
 
-class TextEncoder:
+class TextEncoder(LayeredModel):
     """Embeddings of tokens, of token types (if the file has any) and of positions; layers; a norm
     before or after them. Implements runtime.worker.model.DecoderModel without logits.
 
@@ -64,31 +63,8 @@ class TextEncoder:
         self._held, self._added_elements = w.held, w.added_row_elements
 
     @property
-    def cache_layers(self) -> Sequence[LayerCache]:
-        return self._layers.caches
-
-    @property
     def key_rotations(self) -> None:
         """None: cached keys are used in one step only."""
-
-    @property
-    def cache_devices(self) -> Sequence[torch.device] | None:
-        return self._layers.cache_devices
-
-    @property
-    def layer_devices(self) -> Sequence[torch.device] | None:
-        return self._layers.layer_devices
-
-    @property
-    def source_layers(self) -> Sequence[int]:
-        return self._layers.source_layers
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self._held.values())
-
-    def weight_bytes_on(self, device: torch.device) -> int:
-        return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """[outputs, hidden_size]."""
