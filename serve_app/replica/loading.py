@@ -17,7 +17,6 @@ from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import ImageCache
 from model_zoo.rank_part import files_digest, load_part
 from model_zoo.registry import LoadOptions, load
-from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Unconnected
@@ -48,7 +47,7 @@ from serve_app.replica.image_memory import create_image_cache, default_pixels, s
 from serve_app.replica.load_errors import named_errors
 from serve_app.replica.model_files import ModelFiles, complete_card, pulled_files
 from serve_app.replica.replica import ModelReplica, model_card
-from serve_app.replica.served_files import ServedFiles, warn_if_writable
+from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.startup_log import (
     log_encoder,
     log_model,
@@ -160,7 +159,8 @@ def load_encoder(settings: ModelSettings, contexts: Sequence[int | None] = ()) -
         settings = settings.model_copy(update={"context_tokens": longest})
         dtype = number_type(vision.dtype, device)
         model, files = _load_model(settings, files, META, dtype, LoadOptions(vision_device=device))
-        _served_files(settings, files, model, mapped=device.type == "cpu")
+        if device.type == "cpu":
+            explain_bus_errors()
         _check_vision(settings, model)
         assert model.vision is not None
         if settings.deterministic:  # libraries attend to images in batches
@@ -212,7 +212,9 @@ def _load_replica(
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
     mapped = device.type == "cpu" or settings.num_gpu is not None
     draft = _load_draft(settings, files, model, device, LoadOptions(shared=shared))
-    served_files = _served_files(settings, files, model, mapped=mapped, draft=draft)
+    if mapped:
+        explain_bus_errors()
+    served_files = ServedFiles(_all_paths(files, model, draft) if mapped else ())
     if rank_group is not None:
         rank_group.wait_loaded(files_digest(files.path, files.adapters, blobs=files.blobs))
     image_cache = create_image_cache(settings, model)
@@ -267,24 +269,12 @@ def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:
     )
 
 
-def _served_files(
-    settings: ModelSettings,
-    files: ModelFiles,
-    model: ChatModel,
-    *,
-    mapped: bool,
-    draft: ChatModel | None = None,
-) -> ServedFiles:
-    """`mapped`: whether the weights in use are the mapped files themselves."""
-    paths = [files.path, *further_parts(files.path, model.description.metadata)]
-    paths += [] if files.projector is None else [files.projector]
-    paths += [adapter.path for adapter in files.adapters]
+def _all_paths(files: ModelFiles, model: ChatModel, draft: ChatModel | None) -> list[Path]:
+    """The paths of `files`, and of the further parts of split ones."""
+    paths = [*files.paths, *further_parts(files.path, model.description.metadata)]
     if files.draft is not None and draft is not None:
-        paths += [files.draft, *further_parts(files.draft, draft.description.metadata)]
-    warn_if_writable(settings.name, paths, default_root(os.environ))
-    if mapped:
-        explain_bus_errors()
-    return ServedFiles(paths if mapped else ())
+        paths += further_parts(files.draft, draft.description.metadata)
+    return paths
 
 
 def _image_encoder(
