@@ -31,9 +31,11 @@ from serve_app.messages.model_card import ModelCard
 from serve_app.on_demand.model_pool import MemoryNeed
 from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.replica.device_setup import computing_device
-from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, ModelPlan, load_replica, plan_model
-from serve_app.replica.model_files import ModelFiles, complete_card, local_files
-from serve_app.replica.replica import ModelReplica, model_card, verbose_card
+from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, load_replica, plan_model
+from serve_app.replica.model_cards import model_card, verbose_card
+from serve_app.replica.model_files import ModelFiles, local_files
+from serve_app.replica.model_plan import ModelPlan
+from serve_app.replica.replica import ModelReplica
 from serve_app.replica.startup_log import log_reduced_context
 
 NO_LIMIT = 1 << 62
@@ -85,7 +87,7 @@ class StoreLoader:
         if known is not None and not verbose:
             return known
         outline = self._fitting(version)
-        known = _card(version, outline), _memory_need(outline)
+        known = model_card(outline, version.name, reserved_bytes=0), _memory_need(outline)
         with self._outlines_lock:
             card, need = self._outlines.setdefault(version, known)
             while len(self._outlines) > OUTLINES_KEPT:
@@ -217,14 +219,3 @@ def _plan(outline: ModelPlan, options: EngineOptions) -> MemoryPlan:
         options=dataclasses.replace(options, memory_bytes=NO_LIMIT),
         encoder=encoder,
     )
-
-
-def _card(version: StoredVersion, outline: ModelPlan) -> ModelCard:
-    card = model_card(
-        outline.model,
-        name=version.name,
-        context_tokens=outline.options.context_tokens,
-        device=outline.device.type,
-        reserved_bytes=0,
-    )
-    return complete_card(card, outline.files)

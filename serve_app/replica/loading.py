@@ -23,12 +23,10 @@ from runtime.distributed.ranks import ALONE, Unconnected
 from runtime.engine.assembly import assemble, compute_part
 from runtime.engine.draft_assembly import check_draft
 from runtime.engine.engine_options import EngineOptions, check_options
-from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
-from serve_app.messages.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
 from serve_app.replica.device_setup import (
     LoadingProgress,
@@ -45,8 +43,10 @@ from serve_app.replica.device_setup import (
 from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import create_image_cache, default_pixels, set_aside_bytes
 from serve_app.replica.load_errors import named_errors
-from serve_app.replica.model_files import ModelFiles, complete_card, pulled_files
-from serve_app.replica.replica import ModelReplica, model_card
+from serve_app.replica.model_cards import model_card
+from serve_app.replica.model_files import ModelFiles, pulled_files
+from serve_app.replica.model_plan import ModelPlan
+from serve_app.replica.replica import ModelReplica
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.startup_log import (
     log_encoder,
@@ -63,16 +63,6 @@ from serve_app.vision.encoder_ranking import EncoderSource
 from serve_app.vision.encoder_replica import EncoderReplica, check_cache
 
 DEFAULT_CONTEXT_TOKENS = 4096
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelPlan:
-    """A model without its weights, and how it would be served on `device`."""
-
-    model: ChatModel
-    files: ModelFiles
-    options: EngineOptions
-    device: torch.device
 
 
 def check_files(settings: ModelSettings, files: ModelFiles) -> None:
@@ -238,21 +228,11 @@ def _load_replica(
     log_vision(settings, encoder, options)
     log_unused(settings.name, files)
     log_ready(settings.name, load_s=loaded - started, warm_up_s=time.monotonic() - loaded)
-    card = _card(settings, ModelPlan(model, files, options, device), memory)
+    plan, reserved = ModelPlan(model, files, options, device), memory.reserved_bytes
+    card = model_card(plan, settings.name, reserved_bytes=reserved + memory.others_bytes)
     return ModelReplica(
         model, engine, card, files.prompt_defaults, image_cache, served_files, trace_file
     )
-
-
-def _card(settings: ModelSettings, plan: ModelPlan, memory: MemoryPlan) -> ModelCard:
-    card = model_card(
-        plan.model,
-        name=settings.name,
-        context_tokens=plan.options.context_tokens,
-        device=plan.device.type,
-        reserved_bytes=memory.reserved_bytes + memory.others_bytes,
-    )
-    return complete_card(card, plan.files)
 
 
 def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:

@@ -16,7 +16,6 @@ from serve_app.config.model_parameters import known_parameters
 from serve_app.config.options import Options, served_options
 from serve_app.config.settings import ModelSettings, source_path
 from serve_app.logs import get_logger
-from serve_app.messages.model_card import ModelCard
 from serve_app.replica.prompt_defaults import PromptDefaults
 
 PROGRESS_LOG_S = 2.0
@@ -92,26 +91,6 @@ def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> Mod
         return local or resolve(source, store, progress=progress, environment=environment)
 
     return _model_files(settings, {source: resolved(source) for source in _sources(settings)})
-
-
-def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
-    """The card, completed with the settings that the model has besides its GGUF file."""
-    stored = files.stored
-    if stored is not None:
-        card = replace(
-            card,
-            file_bytes=stored.manifest.size_bytes,
-            digest=stored.manifest.digest,
-            modified_at=stored.modified_at,
-        )
-    return replace(
-        card,
-        system=files.prompt_defaults.system,
-        messages=tuple((each.role, each.text) for each in files.prompt_defaults.messages),
-        options=files.options.over(card.options),
-        parameters=files.parameters,
-        license=files.license or card.license,
-    )
 
 
 def pull_notice(settings: ModelSettings, environment: Mapping[str, str]) -> str:

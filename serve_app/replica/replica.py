@@ -4,13 +4,8 @@ import asyncio
 import dataclasses
 import hashlib
 import itertools
-import math
-import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
-
-import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.grammars.delayed_end import DelayedEnd
@@ -27,9 +22,8 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
-from serve_app.config.options import recommended_options
 from serve_app.logs import get_logger
-from serve_app.messages.model_card import CardAdapter, ModelCard
+from serve_app.messages.model_card import ModelCard
 from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
@@ -44,6 +38,7 @@ from serve_app.messages.tasks import (
     TokenIds,
 )
 from serve_app.replica.bad_words import bad_word_tokens
+from serve_app.replica.model_cards import verbose_card
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
@@ -352,81 +347,3 @@ def _opening(task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
     if replies is None:
         return None
     return ReplyOpening(replies, prompt.thinks, formed, guided, prompt.continues)
-
-
-def model_card(
-    model: ChatModel, *, name: str, context_tokens: int, device: str, reserved_bytes: int
-) -> ModelCard:
-    """The description of a loaded model, without arrays."""
-    facts = model.description
-    return ModelCard(
-        name=name,
-        architecture=facts.architecture,
-        quantization=facts.quantization,
-        parameter_count=facts.parameter_count,
-        file_bytes=facts.file_bytes,
-        digest=facts.digest,
-        modified_at=facts.modified_at,
-        context_length=facts.context_length,
-        embedding_length=facts.embedding_length,
-        chat_template=facts.chat_template,
-        license=facts.license,
-        context_tokens=context_tokens,
-        device=device,
-        reserved_bytes=reserved_bytes,
-        device_bytes=0 if device == "cpu" else reserved_bytes,
-        pid=os.getpid(),
-        metadata={name: _scalar_or_none(value) for name, value in facts.metadata.items()},
-        tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
-        capabilities=_capabilities(model),
-        options=recommended_options(facts.metadata),
-        projector=None
-        if facts.projector is None
-        else {name: _scalar_or_none(value) for name, value in facts.projector.items()},
-        adapters=tuple(CardAdapter(a.path.name, a.digest, a.scale) for a in facts.adapters),
-    )
-
-
-def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
-    """The card with the arrays of the metadata."""
-    facts = model.description
-    return dataclasses.replace(
-        card,
-        metadata={name: _plain(value) for name, value in facts.metadata.items()},
-        projector=None
-        if facts.projector is None
-        else {name: _plain(value) for name, value in facts.projector.items()},
-    )
-
-
-def _capabilities(model: ChatModel) -> tuple[str, ...]:
-    """The model's capabilities in Ollama's terms. Any decoder computes embeddings on request, but
-    only embedding models list them. Rerankers, which Ollama does not know, are not listed as
-    embedding models, because they do not compute such vectors."""
-    ranks = model.ranking is not None
-    completes = model.decoder.generates and model.description.pooling is None
-    chats = completes and model.template is not None
-    holds = {
-        "completion": completes,
-        "vision": model.tower is not None,
-        "tools": chats and model.calls_tools,
-        "insert": completes and model.inserts,
-        "thinking": chats and model.reply_format.thinks,
-        "embedding": not ranks and (model.description.pooling is not None or not completes),
-        "rerank": ranks,
-    }
-    return tuple(name for name, held in holds.items() if held)
-
-
-def _scalar_or_none(value: Any) -> Any:
-    """None for an array, which may be as long as the vocabulary."""
-    return None if isinstance(value, np.ndarray | list | tuple) and len(value) else _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON types; None for infinity and NaN."""
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

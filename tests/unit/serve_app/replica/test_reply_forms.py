@@ -28,7 +28,10 @@ from runtime.engine.request import FinishReason, ResumeState, SamplingParams
 from runtime.errors import RequestError
 from serve_app.api.output_forms import MAX_GRAMMAR_CHARACTERS
 from serve_app.messages.tasks import ChatTask, Conversation, RawText
-from serve_app.replica.replica import ModelReplica, model_card
+from serve_app.replica.model_cards import model_card
+from serve_app.replica.model_files import ModelFiles
+from serve_app.replica.model_plan import ModelPlan
+from serve_app.replica.replica import ModelReplica
 from serve_app.replica.reply_forms import ReplyForms
 from tests.byte_tokenizer import ByteTokenizer
 from tests.checkout import DEMO_MODEL
@@ -71,13 +74,8 @@ def serving(context_tokens: int = 512, **more: Any) -> Iterator[tuple[ModelRepli
         model.decoder, model.tokenizer.token_bytes, device=cpu, options=options
     )
     engine.start()
-    card = model_card(
-        model,
-        name="demo",
-        context_tokens=context_tokens,
-        device="cpu",
-        reserved_bytes=memory.reserved_bytes,
-    )
+    plan = ModelPlan(model, ModelFiles(Path(DEMO_MODEL)), options, cpu)
+    card = model_card(plan, "demo", reserved_bytes=memory.reserved_bytes)
     replica = ModelReplica(model, engine, card)
     yield replica, engine
     replica.close()
