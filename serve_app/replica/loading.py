@@ -199,12 +199,8 @@ def _load_replica(
         shared=shared,
     )
     model, files = _load_model(settings, files, device, dtype, loading)
-    # Weights on GPUs are copies; weights on the host stay in the mapped file.
-    mapped = device.type == "cpu" or settings.num_gpu is not None
     draft = _load_draft(settings, files, model, device, LoadOptions(shared=shared))
-    if mapped:
-        explain_bus_errors()
-    served_files = ServedFiles(_all_paths(files, model, draft) if mapped else ())
+    served_files = _mapped_files(settings, files, model, draft, device)
     if rank_group is not None:
         rank_group.wait_loaded(files_digest(files.path, files.adapters, blobs=files.blobs))
     image_cache = create_image_cache(settings, model)
@@ -249,12 +245,21 @@ def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:
     )
 
 
-def _all_paths(files: ModelFiles, model: ChatModel, draft: ChatModel | None) -> list[Path]:
-    """The paths of `files`, and of the further parts of split ones."""
+def _mapped_files(
+    settings: ModelSettings,
+    files: ModelFiles,
+    model: ChatModel,
+    draft: ChatModel | None,
+    device: torch.device,
+) -> ServedFiles:
+    """The files that stay mapped: weights on GPUs are copies, those on the host are not."""
+    if device.type != "cpu" and settings.num_gpu is None:
+        return ServedFiles()
+    explain_bus_errors()
     paths = [*files.paths, *further_parts(files.path, model.description.metadata)]
     if files.draft is not None and draft is not None:
         paths += further_parts(files.draft, draft.description.metadata)
-    return paths
+    return ServedFiles(paths)
 
 
 def _image_encoder(
