@@ -87,7 +87,7 @@ class TinyModel:
             plan = batch.plans[pages.group]
             heads = x.unsqueeze(1)
             attention.write_cache_twin(heads, heads.roll(1, dims=2), pages, plan)
-            x = x + attention_by_rows(heads, pages, plan, scale=0.5)[:, 0]
+            x = x + attention_by_rows(heads, pages, plan, attention.Scoring(0.5))[:, 0]
         return x[batch.output_rows]
 
     def logits(self, states: Tensor) -> Tensor:

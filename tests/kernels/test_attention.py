@@ -326,7 +326,7 @@ def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention, opti
 def test_large_scores_do_not_overflow(attention) -> None:
     queries, pages, plan = scene("decoding", "four share")
     got = attention(queries * 1000, pages, plan, Scoring(SCALE))
-    expected = by_definition(queries * 1000, pages, plan).float()
+    expected = by_definition(queries * 1000, pages, plan, Scoring(SCALE)).float()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 

@@ -55,7 +55,7 @@ def scene(name: str, *, bounds: bool) -> tuple[Tensor, LayerPages, AttentionPlan
 def test_the_twin_attends_to_any_interval(name, bounds, at_once, monkeypatch) -> None:
     queries, pages, plan = scene(name, bounds=bounds)
     monkeypatch.setattr(room, "TWIN_ELEMENTS", at_once)
-    expected = by_definition(queries, pages, plan).float()
+    expected = by_definition(queries, pages, plan, Scoring(SCALE)).float()
     got = paged_attention_twin(queries, pages, plan, Scoring(SCALE))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -65,7 +65,7 @@ def test_the_fast_path_attends_to_any_interval(name) -> None:
     if library() is None:
         pytest.skip("no C compiler here, so there is no fast path to test")
     queries, pages, plan = scene(name, bounds=True)
-    expected = by_definition(queries, pages, plan).float()
+    expected = by_definition(queries, pages, plan, Scoring(SCALE)).float()
     got = paged_attention(queries, pages, plan, Scoring(SCALE))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 

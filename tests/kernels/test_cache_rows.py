@@ -136,7 +136,7 @@ def test_attention_reads_what_was_written(
     assert torch.equal(bits(pages.keys[page, offset]), bits(direct.keys))
     assert torch.equal(bits(pages.values[page, offset]), bits(direct.values))
     got = paged_attention(queries, pages, plan, Scoring(SCALE))
-    expected = by_definition(queries, pages, plan).float()
+    expected = by_definition(queries, pages, plan, Scoring(SCALE)).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,6 +1,6 @@
 """The sections of bench/RESULTS.md."""
 
-from bench.sections import MODELS, RESULTS, ROUTING, TEMPLATES, with_section
+from bench.sections import GAPS, MODELS, RESULTS, ROUTING, with_section
 
 
 def test_a_section_is_added_and_replaced_in_place():
@@ -13,10 +13,10 @@ def test_a_section_is_added_and_replaced_in_place():
 
 def test_replacing_a_section_keeps_the_other_sections() -> None:
     page = f"{MODELS}\n\nmeasured\n"
-    for heading, text in ((TEMPLATES, "one"), (ROUTING, "two"), (TEMPLATES, "three")):
+    for heading, text in ((GAPS, "one"), (ROUTING, "two"), (GAPS, "three")):
         page = with_section(page, heading, f"{heading}\n\n{text}\n")
     page = with_section(page, MODELS, f"{MODELS}\n\nagain\n")
-    others = f"\n{TEMPLATES}\n\nthree\n\n{ROUTING}\n\ntwo\n"
+    others = f"\n{GAPS}\n\nthree\n\n{ROUTING}\n\ntwo\n"
     assert page == f"{MODELS}\n\nagain\n{others}"
 
 
