@@ -6,8 +6,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from serve_app.api.access import key_of, set_key
-from serve_app.api.error_bodies import LONGEST_PATH, route_path
 from serve_app.api.keys import ApiKey, key_hash
+from serve_app.api.paths import LONGEST_PATH, route_path
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 

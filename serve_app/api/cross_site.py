@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from serve_app.api.auth import OPEN_PATHS
-from serve_app.api.error_bodies import route_path
+from serve_app.api.paths import route_path
 from serve_app.api.refusals import Refusal
 from serve_app.logs import get_logger
 

@@ -1,6 +1,6 @@
 """Error bodies in the format of the protocol that the request belongs to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -10,10 +10,8 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from serve_app.api import anthropic_reply, openai
+from serve_app.api.paths import COMPATIBLE, LONGEST_PATH, protocol_of, route_path
 from serve_app.api.refusals import Refusal, refusal
-
-LONGEST_PATH = 80
-_COMPATIBLE = "/v1/"
 
 ErrorBody = Callable[[Refusal], dict[str, Any]]
 
@@ -22,14 +20,11 @@ def _native_body(refused: Refusal) -> dict[str, Any]:
     return {"error": refused.message}
 
 
-# Error formats by prefix of the path, to which a slash is appended; the first match counts.
-_BODIES: tuple[tuple[str, ErrorBody], ...] = (
-    ("/v1/messages/", anthropic_reply.error_body),
-    (_COMPATIBLE, openai.error_body),
-    ("/tokenize/", openai.error_body),
-    ("/detokenize/", openai.error_body),
-    ("/", _native_body),
-)
+# Error formats by protocol; the others have the native one.
+_BODIES: Mapping[str, ErrorBody] = {
+    "anthropic": anthropic_reply.error_body,
+    "openai": openai.error_body,
+}
 
 
 def error_response(scope: Scope, refused: Refusal) -> Response:
@@ -58,17 +53,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(body(refused), error.status_code, headers=headers)
 
 
-def route_path(scope: Scope) -> str:
-    """The path below the prefix at which the application is mounted."""
-    prefix, path = scope.get("root_path", ""), scope["path"]
-    return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
-
-
 def _body_of(scope: Scope) -> ErrorBody:
-    path = f"{route_path(scope)}/"
-    if path.startswith("/v1/models/") and anthropic_reply.speaks_anthropic(scope):
+    path = route_path(scope)
+    if f"{path}/".startswith("/v1/models/") and anthropic_reply.speaks_anthropic(scope):
         return anthropic_reply.error_body
-    return next((body for prefix, body in _BODIES if path.startswith(prefix)), _native_body)
+    return _BODIES.get(protocol_of(path), _native_body)
 
 
 def _methods(request: Request) -> list[str]:
@@ -80,5 +69,5 @@ def _methods(request: Request) -> list[str]:
 
 def _compatible_endpoints(request: Request) -> list[str]:
     routes = (route for route in request.app.routes if isinstance(route, Route))
-    paths = (route.path_format for route in routes if route.path.startswith(_COMPATIBLE))
+    paths = (route.path_format for route in routes if route.path.startswith(COMPATIBLE))
     return list(dict.fromkeys(paths))

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.access import key_of
 from serve_app.api.anthropic_reply import speaks_anthropic
-from serve_app.api.error_bodies import route_path
 from serve_app.api.monitoring import Exposition
 from serve_app.api.openapi_operations import OPERATIONS
+from serve_app.api.paths import protocol_of, route_path
 from serve_app.logs import get_logger
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
@@ -25,14 +25,6 @@ from serve_app.telemetry.spans import Span, SpanKind, Spans
 CLIENT_LEFT = 499
 ANTHROPIC_HEADER = "request-id"
 ID_HEADERS = (HEADER, ANTHROPIC_HEADER)
-# Names of protocols by prefix of the path; the first match counts.
-_PROTOCOLS = (
-    ("/v1/messages", "anthropic"),
-    ("/v1/", "openai"),
-    ("/tokenize", "openai"),
-    ("/detokenize", "openai"),
-    ("/api/", "ollama"),
-)
 # Only paths without parameters are recorded, because parameters could contain texts of users.
 _ROUTES = frozenset(each.path for each in OPERATIONS if "{" not in each.path)
 
@@ -107,9 +99,8 @@ class ObserveRequests:
             yield span
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        path, key = route_path(scope), key_of(scope)
-        named = (name for prefix, name in _PROTOCOLS if path.startswith(prefix))
-        protocol, name = next(named, "other"), "" if key is None else key.name
+        protocol, key = protocol_of(route_path(scope)), key_of(scope)
+        name = "" if key is None else key.name
         self._meter.add(metrics.REQUESTS, 1, protocol, str(status), name)
         self._meter.observe(metrics.REQUEST_SECONDS, seconds, protocol)
         facts = {"protocol": protocol, "status": status, "key": name or None}

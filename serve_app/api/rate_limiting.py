@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.access import key_of
 from serve_app.api.auth import needs_no_key
-from serve_app.api.error_bodies import error_response, route_path
+from serve_app.api.error_bodies import error_response
 from serve_app.api.limits import Bucket, Limiter, ReachedLimit, TenantLimits
+from serve_app.api.paths import route_path
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
 from serve_app.logs import get_logger
 from serve_app.messages.tasks import ChatDelta
