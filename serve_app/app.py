@@ -29,7 +29,7 @@ from serve_app.deployments.model_deployments import (
     VisionEncoder,
 )
 from serve_app.gateway.model_registry import ON_DEMAND
-from serve_app.gateway.schedulability import Plan, ReplicaResources
+from serve_app.gateway.schedulability import BuildFacts, ReplicaResources
 from serve_app.logs import get_logger
 from serve_app.messages.listing import ListedModel
 from serve_app.replica.file_headers import listed_model
@@ -98,7 +98,7 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
     )
     on_demand = _on_demand(settings.on_demand, timeout_s)
     responses = _responses(settings.responses)
-    return ingress.bind(settings, models, on_demand, _plan(settings), keys, responses)
+    return ingress.bind(settings, models, on_demand, _build_facts(settings), keys, responses)
 
 
 def _responses(settings: ResponseStoreSettings | None) -> Application | None:
@@ -132,7 +132,7 @@ def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> App
     return deployment.bind(settings)
 
 
-def _plan(settings: AppSettings) -> Plan:
+def _build_facts(settings: AppSettings) -> BuildFacts:
     needs = {model.name: _need(model) for model in settings.models}
     if settings.on_demand is not None:
         bundle = _bundle(_on_demand_resources(settings.on_demand))
@@ -142,7 +142,7 @@ def _plan(settings: AppSettings) -> Plan:
         if model.vision.pooled:
             need = _encoder_need(_encoder_models(settings)[_vision_key(model)][0])
             needs[need.what], encoders[model.name] = need, need.what
-    return Plan(needs, _listed(settings.models), encoders)
+    return BuildFacts(needs, _listed(settings.models), encoders)
 
 
 def _listed(models: Sequence[ModelSettings]) -> dict[str, ListedModel]:

@@ -20,7 +20,7 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ModelRegistry, configured_model
 from serve_app.gateway.readiness import Readiness
-from serve_app.gateway.schedulability import Plan, Schedulability
+from serve_app.gateway.schedulability import BuildFacts, Schedulability
 from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.responses.stored_responses import StoredResponses
@@ -45,7 +45,7 @@ log = get_logger()
 class Ingress:
     """The HTTP server of all protocols and models.
 
-    `on_demand`: the processes that load models on demand. `plan`: facts about the models from when
+    `on_demand`: the processes that load models on demand. `facts`: those about the models from when
     the application was built. `keys`: None on a server without API keys. `responses`: the processes
     that store responses.
     """
@@ -55,14 +55,14 @@ class Ingress:
         settings: AppSettings,
         models: Mapping[str, DeploymentHandle],
         on_demand: DeploymentHandle | None = None,
-        plan: Plan | None = None,
+        facts: BuildFacts | None = None,
         keys: tuple[ApiKey, ...] | None = None,
         responses: DeploymentHandle | None = None,
     ) -> None:
         self._settings = settings
         self._models = models
         self._on_demand = on_demand
-        self._plan = plan or Plan()
+        self._facts = facts or BuildFacts()
         self._keys = keys
         self._responses = responses
         self._readiness: Readiness | None = None
@@ -77,17 +77,17 @@ class Ingress:
         http_server.return_large_allocations()
         large_bodies.configure_process()
         cluster, meter, spans = RayCluster(), RayMeter(), configured_spans(os.environ)
-        schedulability = Schedulability(self._plan.needs, cluster)
+        schedulability = Schedulability(self._facts.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
         replicas = _replica_sets(self._models)
         self._readiness = await self._watch_readiness(replicas, cluster)
         registry = ModelRegistry(
-            [configured_model(each, self._plan.known.get(each.name)) for each in settings.models],
+            [configured_model(each, self._facts.known.get(each.name)) for each in settings.models],
             replicas,
             defaults=None if settings.on_demand is None else settings.on_demand.model.options,
             pool=pool,
-            plan=self._plan,
+            facts=self._facts,
             schedulability=schedulability,
         )
         failover = settings.failover

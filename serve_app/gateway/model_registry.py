@@ -10,7 +10,7 @@ from runtime.errors import ModelNotFoundError, ModelUnavailableError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings, canonical_name
 from serve_app.gateway.allowed_models import AllowedModels
-from serve_app.gateway.schedulability import Plan, Schedulability
+from serve_app.gateway.schedulability import BuildFacts, Schedulability
 from serve_app.logs import get_logger
 from serve_app.messages.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
 from serve_app.messages.model_card import ModelCard
@@ -71,7 +71,7 @@ class ModelRegistry:
 
     `models`: the configured models, which hide stored models of the same name. `replicas`: those of
     each configured model, by name. `defaults`: options of requests to models that are not
-    configured. `pool`: None without `on_demand`. `plan`: facts from the time when the application
+    configured. `pool`: None without `on_demand`. `facts`: those from the time when the application
     was built.
     """
 
@@ -82,16 +82,16 @@ class ModelRegistry:
         *,
         defaults: Options | None = None,
         pool: PoolDirectory | None = None,
-        plan: Plan | None = None,
+        facts: BuildFacts | None = None,
         schedulability: Schedulability | None = None,
     ) -> None:
         self._configured = {canonical_name(model.name): model for model in models}
         self._replicas = replicas
         self._defaults = defaults or Options()
         self._pool = pool
-        plan = plan or Plan()
-        self._encoders = plan.encoders
-        self._listed = dict(plan.known)  # configured models, as last reported
+        facts = facts or BuildFacts()
+        self._encoders = facts.encoders
+        self._listed = dict(facts.known)  # configured models, as last reported
         self._loaded: dict[str, list[LoadedModel]] = {}  # by configured model, as last reported
         self._querying: asyncio.Task[None] | None = None  # the latest query, also if it has ended
         self._queried_at = 0.0

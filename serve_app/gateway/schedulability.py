@@ -51,7 +51,7 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildFacts:
     """Facts from the time when the application was built: the need of each deployment by its name
     in `Schedulability`, the list entries of models whose files were present, and for each model
     with an encoder pool the name of its encoder deployment's need."""

@@ -11,8 +11,8 @@ from runtime.errors import ModelUnavailableError
 from serve_app.config.options import Options
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.schedulability import (
+    BuildFacts,
     ClusterView,
-    Plan,
     ReplicaResources,
     Schedulability,
     find_problem,
@@ -220,7 +220,7 @@ async def test_images_without_a_schedulable_encoder_are_refused_but_texts_are_no
     registry = ModelRegistry(
         [ServedModel("m", Options())],
         {"m": OneReplica(address)},
-        plan=Plan(encoders={"m": "encoder"}),
+        facts=BuildFacts(encoders={"m": "encoder"}),
         schedulability=schedulability,
     )
     picture = ImagePart(b"picture")
