@@ -32,8 +32,8 @@ class DecoderOptions:
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
     `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
     head is never the embedding. embeds_by_head: the embedding is the head if the file has no other.
-    image_elements: temporary elements of layers that attend to images
-    while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
+    image_elements: temporary elements of layers that attend to images while they store the rows of
+    one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
     embedding_scale: float | None = None
@@ -161,9 +161,9 @@ def uniform_decoder(
 ) -> Decoder:
     """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
     describes. dim: its dimensions, overrides those that the file states. default_base: its base if
-    the file states none, which is required otherwise. sections: the usual
-    numbers of frequencies that are rotated by time, row and column, consecutive or interleaved;
-    empty for a rotation by one position."""
+    the file states none, which is required otherwise. sections: the usual numbers of frequencies
+    that are rotated by time, row and column, consecutive or interleaved; empty for a rotation by
+    one position."""
     rotary = read_rotary(w, sizes, pairs, dim=dim, default_base=default_base)
     if sections:
         rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=interleaved)

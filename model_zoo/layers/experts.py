@@ -100,8 +100,8 @@ class Experts:
 
     Tensors such as `ffn_up_exps.scale` multiply the products with the matrices of each expert, if
     the file has them; that of `ffn_down_exps` is not read if there is a `down_scale`. The router is
-    `ffn_gate_inp`. Files have gates and ups as two tensors or as one; the oldest have
-    a matrix for each expert. Ranks divide the inner columns of every expert.
+    `ffn_gate_inp`. Files have gates and ups as two tensors or as one; the oldest have a matrix for
+    each expert. Ranks divide the inner columns of every expert.
     """
 
     def __init__(

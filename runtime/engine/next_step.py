@@ -31,8 +31,8 @@ class NextStep:
     image_rows: int  # remaining image rows
     ready: FeaturesReady
     waits_for_masks: bool = False
-    left_rows: int = 0  # how many of the prompts' rows a long prompt has left to those
-    left_to: int = 0  # that lack at most so many tokens
+    reserved_rows: int = 0  # how many of the prompts' rows a long prompt leaves to shorter ones,
+    reserved_for: int = 0  # which lack at most so many tokens
     has_looked_up: bool = False  # the cached prefix of a prompt that waits
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
@@ -46,28 +46,28 @@ class NextStep:
 
     def sizes(self, sequence: Sequence) -> tuple[int, ...]:
         """What limits the sequence's next chunk, if all features are available."""
-        return self.budget, self.prompt_rows, -self.left_rows, self.image_rows, sequence.length
+        return self.budget, self.prompt_rows, -self.reserved_rows, self.image_rows, sequence.length
 
-    def is_passed(self, lacks: int) -> bool:
-        """Whether rows are left to shorter prompts than one that lacks so many tokens."""
-        return self.left_rows > 0 and lacks > self.left_to
+    def gives_way(self, lacks: int) -> bool:
+        """Whether a prompt that lacks so many tokens leaves the reserved rows to shorter ones."""
+        return self.reserved_rows > 0 and lacks > self.reserved_for
 
     def rows_for(self, lacks: int) -> int:
         """How many of the remaining rows a prompt may have that lacks so many tokens."""
         rows = min(self.budget - self.stream_rows, self.prompt_rows)
-        return max(0, rows - self.left_rows) if self.is_passed(lacks) else rows
+        return max(0, rows - self.reserved_rows) if self.gives_way(lacks) else rows
 
     def rows_beside(self, count: int) -> int:
         """How many rows proposals may have beside so many other rows of their stream."""
-        return max(0, self.budget - self.stream_rows - self.left_rows - count)
+        return max(0, self.budget - self.stream_rows - self.reserved_rows - count)
 
     def take(self, count: int, *, lacks: int) -> None:
         """Deduct `count` rows of a sequence that lacks so many tokens from the budgets."""
         self.budget -= count
         if lacks > 1:
             self.prompt_rows = max(0, self.prompt_rows - count)
-            left = self.left_rows - (0 if self.is_passed(lacks) else count)
-            self.left_rows = max(0, min(left, self.prompt_rows))
+            left = self.reserved_rows - (0 if self.gives_way(lacks) else count)
+            self.reserved_rows = max(0, min(left, self.prompt_rows))
 
     def is_lacking(self, sequence: Sequence, needed: tuple[bytes, ...]) -> bool:
         """Whether features are missing. A first chunk needs the first image only, but all images if

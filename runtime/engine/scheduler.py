@@ -263,12 +263,12 @@ class Scheduler:
             rows = min(step.budget, step.prompt_rows)
             slots = len(self._free_slots) - passed
             admitting &= slots > 0 and rows > 0 and not step.out_of_pages
-            if index >= self.slots and (step.left_rows or not admitting):
+            if index >= self.slots and (step.reserved_rows or not admitting):
                 return
             shortage = self.cache_manager.shortage
             fits = admitting and not shortage.persists(sequence, step.sizes(sequence))
             lacks = sequence.request.images and self._lacks_features(sequence, step, fits)
-            if step.left_rows and not step.rows_for(self._lacks(sequence, step)):
+            if step.reserved_rows and not step.rows_for(self._lacks(sequence, step)):
                 passed = True
             elif admitting and not lacks:
                 admitting = fits and self._admit(sequence, step)
@@ -339,8 +339,8 @@ class Scheduler:
         rows, count = step.budget - step.stream_rows, length - start
         if count > 1:
             most = step.rows_for(count)
-            if count > most > 0 and not step.is_passed(count):
-                most -= self._left_to_shorter(sequence, count, most, step)
+            if count > most > 0 and not step.gives_way(count):
+                most -= self._leave_to_shorter(sequence, count, most, step)
             rows = min(rows, most and max(most, sequence.least_tokens))
         end = start + min(count, rows)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
@@ -349,7 +349,7 @@ class Scheduler:
         count = step.cut_to_features(sequence, sequence.cut_to_whole_images(count))
         return self._cut_to_image_rows(sequence, count, step)
 
-    def _left_to_shorter(self, sequence: Sequence, count: int, rows: int, step: NextStep) -> int:
+    def _leave_to_shorter(self, sequence: Sequence, count: int, rows: int, step: NextStep) -> int:
         """How many of its `rows` a prompt that lacks `count` tokens leaves to much shorter prompts
         behind it, which would wait for all of it: at most half. Only they may use these."""
         left, most = 0, rows // 2
@@ -358,7 +358,7 @@ class Scheduler:
             if left == most:
                 break
         if left:
-            step.left_rows, step.left_to = left, count // SHORTER
+            step.reserved_rows, step.reserved_for = left, count // SHORTER
         return left
 
     def _shorter_behind(self, sequence: Sequence, most: int, step: NextStep) -> Iterator[int]:

@@ -54,7 +54,7 @@ class Sequence:
     waits_to_propose: bool = False  # skips steps until the host knows its last token
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     prefix_hit: int | None = None  # tokens found in the prefix cache when last looked up
-    left: list[int] = field(default_factory=list)  # tokens that `moving_cut` has dropped
+    cut_tokens: list[int] = field(default_factory=list)  # those that `moving_cut` has dropped
     spans: tuple[ImageSpan, ...] = field(init=False)  # those in the current context
     sampling: SamplingParams = field(init=False)  # with positions in the current context
     cache_salt: bytes = field(init=False)
@@ -109,7 +109,7 @@ class Sequence:
             self.page_keys.clear()
         else:
             assert self.launched == self.confirmed
-            self.left += self.tokens[cut.begin : cut.end]
+            self.cut_tokens += self.tokens[cut.begin : cut.end]
             self.launched = self.confirmed = self.confirmed - cut.count
             self.shares_pages = False
             self.epoch += 1
@@ -124,11 +124,11 @@ class Sequence:
         self.launched = self.confirmed = 0
         self.epoch += 1
         self.awaited = self.prefix_hit = None
-        if self.left:
+        if self.cut_tokens:
             assert self.moving_cut is not None
             begin = self.moving_cut.begin
-            self.tokens[begin:begin] = self.left
-            self.left = []
+            self.tokens[begin:begin] = self.cut_tokens
+            self.cut_tokens = []
             self.sampling = self.request.sampling
             self._set_most_tokens()
 

@@ -96,7 +96,7 @@ class Tracer:
         if dropped > 0:
             kind, facts = "shifted", facts | {"dropped_tokens": dropped}
         self._write(sequence.request, kind, (), facts)
-        epoch = sequence.epoch if dropped > 0 and sequence.left else None
+        epoch = sequence.epoch if dropped > 0 and sequence.cut_tokens else None
         self.live[sequence] = _Seen(sequence.sampling.dropped, epoch)
 
     def _launched(self, chunk: Chunk) -> None:

@@ -256,7 +256,7 @@ class KVCacheManager:
         (found, shared), store = self._search(owner), self.host_store
         if store is None or not store.held:
             return found, shared
-        wider, _ = self._search(owner, also=store)
+        wider, _ = self._search(owner, host=store)
         more = 0 if wider is None else wider.length - (found.length if found is not None else 0)
         if (
             wider is not None
@@ -267,17 +267,17 @@ class KVCacheManager:
         return found, shared
 
     def _search(
-        self, owner: Owner, *, also: HostStore | None = None
+        self, owner: Owner, *, host: HostStore | None = None
     ) -> "tuple[_Prefix | None, int]":
-        """The longest usable prefix on the device, or with `also` on device and host together. Also
-        the length of the longest prefix regardless of checkpoints."""
+        """The longest usable prefix on the device, or on the device and in `host` together, and the
+        length of the longest prefix regardless of checkpoints."""
         shared = 0
         size = self._page_tokens
-        full = self._whole_run(owner, also)
+        full = self._whole_run(owner, host)
         keys = [self._group_keys(group, owner, full * size) for group in self._paged]
-        runs = [_runs(group, some, also) for group, some in zip(self._paged, keys, strict=True)]
+        runs = [_runs(group, some, host) for group, some in zip(self._paged, keys, strict=True)]
         for length in range(full * size, 0, -size):
-            restorable = self._restorable(owner, length, also)
+            restorable = self._restorable(owner, length, host)
             if not owner.may_end_at(length) or (shared and not restorable):
                 continue
             needed = [self._pages_seen(group, owner, length) for group in self._paged]
@@ -287,7 +287,7 @@ class KVCacheManager:
                     return _Prefix(length, needed, keys), shared
         return None, shared
 
-    def _whole_run(self, owner: Owner, also: HostStore | None) -> int:
+    def _whole_run(self, owner: Owner, host: HostStore | None) -> int:
         """The number of full pages that a prefix can have at most: those before the first page that
         is missing in a group whose rows see all earlier positions. Keys are computed up to it."""
         size, most = self._page_tokens, (len(owner.tokens) - 1) // self._page_tokens
@@ -296,16 +296,16 @@ class KVCacheManager:
             return self._extend_keys(owner, most * size)
         for index in range(most):
             self._extend_keys(owner, (index + 1) * size)
-            if not all(_cached(group, owner.page_keys[index], also) for group in whole):
+            if not all(_cached(group, owner.page_keys[index], host) for group in whole):
                 return index
         return most
 
-    def _restorable(self, owner: Owner, length: int, also: HostStore | None) -> bool:
+    def _restorable(self, owner: Owner, length: int, host: HostStore | None) -> bool:
         """Whether a checkpoint of the states after the prefix exists; True without states."""
         if self._states is None or self.checkpoints is None:
             return self._states is None
         key = owner.page_keys[length // self._page_tokens - 1]
-        return self.checkpoints.usable(key) or (also is not None and also.has(self._states, key))
+        return self.checkpoints.usable(key) or (host is not None and host.has(self._states, key))
 
     def _needed_keys(
         self, owner: Owner, prefix: "_Prefix"
@@ -472,13 +472,13 @@ def _content(owner: Owner, begin: int, end: int) -> bytes:
     return b",".join(parts)
 
 
-def _runs(group: PageGroup, keys: Sequence[PageKey], also: HostStore | None) -> list[int]:
+def _runs(group: PageGroup, keys: Sequence[PageKey], host: HostStore | None) -> list[int]:
     """For each n: the smallest b such that pages b to n - 1 are all cached."""
     begins = [0]
     for index, key in enumerate(keys):
-        begins.append(begins[-1] if _cached(group, key, also) else index + 1)
+        begins.append(begins[-1] if _cached(group, key, host) else index + 1)
     return begins
 
 
-def _cached(group: PageGroup, key: PageKey, also: HostStore | None) -> bool:
-    return key in group.by_key or (also is not None and also.has(group, key))
+def _cached(group: PageGroup, key: PageKey, host: HostStore | None) -> bool:
+    return key in group.by_key or (host is not None and host.has(group, key))
