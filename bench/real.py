@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bench.accuracy import Accuracy, accuracy
+from bench.accuracy import Accuracy, Reference, accuracy
 from bench.contender import Inspectable, Prompts, Setting, isolated
 from bench.first_token import first_token_rows
 from bench.machine import describe_machine, describe_peer
@@ -16,7 +16,6 @@ from bench.measure import Plan, speed_rows
 from bench.ours import Caravan
 from bench.peer import LlamaCpp, system_info
 from bench.real_model import TEXT, real_model, real_text
-from bench.reference import Reference
 from bench.report import Row, comparison
 from bench.sections import REAL, publish
 from model_zoo.registry import load

@@ -37,13 +37,12 @@ from serve_app.messages.tasks import (
     Task,
     TokenIds,
 )
-from serve_app.replica.bad_words import bad_word_tokens
 from serve_app.replica.model_cards import verbose_card
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
 from serve_app.replica.reply_forms import ReplyForms
-from serve_app.replica.sequence_breakers import SequenceBreakers
+from serve_app.replica.sampling_words import SequenceBreakers, bad_word_tokens
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter

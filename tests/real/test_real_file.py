@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.accuracy import accuracy
+from bench.accuracy import Reference, accuracy
 from bench.contender import Inspectable, Setting
 from bench.real import ALTERNATIVES, PEER, SETTINGS, TEXT_TOKENS, contender, text_tokens
 from bench.real_model import real_model
-from bench.reference import Reference
 from model_zoo.registry import load
 
 SETTING = Setting(threads=2, context_tokens=TEXT_TOKENS + 1, sequences=1, step_tokens=512)

@@ -3,18 +3,22 @@
 Converters have multiplied the matrices by the multipliers of the authors' checkpoints.
 """
 
+from torch import Tensor
+
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.block import BlockOptions, Mixer
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.mamba2 import Mamba2
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.side_by_side import SideBySide
 from model_zoo.layers.state_sizes import StateSizes
+from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.activations import Activations
+from runtime.kernels.pointwise import add_
 from runtime.kv.spec import Full
 
 
@@ -41,10 +45,26 @@ def _layer(
     normed: bool,
 ) -> TextLayer:
     cache = sizes.cache(index, Full())
-    mixer = SideBySide(
+    mixer = _SideBySide(
         SelfAttention(w, sizes, index, cache),
         Mamba2(w, hidden=sizes.hidden, sizes=states, eps=sizes.eps, normed=normed),
     )
     feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
     block = BlockOptions().read(w, sizes, mixer, feed_forward)
     return TextLayer(block, cache, rotary, beside=states.cache)
+
+
+class _SideBySide:
+    """first(x) + beside(x); the second mixer uses the cache `TextLayer.beside`."""
+
+    def __init__(self, first: Mixer, beside: Mixer) -> None:
+        self._first, self._beside = first, beside
+        self.row_elements = first.row_elements + beside.row_elements
+        self.matrix_elements = max(first.matrix_elements, beside.matrix_elements)
+        self.rounding = first.rounding or beside.rounding
+
+    def __call__(self, x: Activations, step: Step) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
+        rows."""
+        assert step.beside is not None, "the layer declares one cache"
+        return add_(self._first(x, step), self._beside(x, step.beside))

@@ -5,7 +5,7 @@ import torch
 
 from model_zoo.registry import load
 from runtime.errors import RequestError
-from serve_app.replica.bad_words import bad_word_tokens
+from serve_app.replica.sampling_words import bad_word_tokens
 from tests.checkout import DEMO_MODEL
 from tests.families.engine_runs import CPU
 

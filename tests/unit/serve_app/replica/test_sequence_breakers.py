@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from serve_app.replica.sequence_breakers import SequenceBreakers
+from serve_app.replica.sampling_words import SequenceBreakers
 
 TOKENS = [b"", b"a", b":\n", b"\xe2\x80", b"b: c", *[b"x"] * 30, b'"', b"*"]
 

@@ -1,10 +1,12 @@
-"""The tokens that end a repetition, for DRY."""
+"""The tokens of the words that sampling parameters name: bad words, and DRY's sequence breakers."""
 
+from collections.abc import Iterable
 from functools import cache, lru_cache
 
 import numpy as np
 
 from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.errors import RequestError
 
 _KEPT = 16  # number of cached sets of breakers
 
@@ -27,3 +29,18 @@ class SequenceBreakers:
 
     def _all_bytes(self) -> tuple[bytes, ...]:
         return tuple(map(self._tokenizer.token_bytes, range(self._tokenizer.vocab_size)))
+
+
+def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word at the beginning of a text and after a space.
+
+    vLLM omits the latter unless both have the same number of tokens. Raises RequestError.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain = tuple(tokenizer.encode(word.lstrip(), parse_special=True))
+        if not plain:
+            raise RequestError(f'field "bad_words" has the word "{word}", which has no tokens')
+        found[plain] = None
+        found[tuple(tokenizer.encode(" " + word.lstrip(), parse_special=True))] = None
+    return tuple(found)
