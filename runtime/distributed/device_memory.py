@@ -84,7 +84,7 @@ def _checkpoint_share(layout: CacheLayout, held: CacheLayout, options: MemoryOpt
 
 @dataclass(frozen=True, slots=True)
 class _DeviceShare:
-    """The part of a model on one device, as a `PlannedModel`. Tokens are sampled on the main device
+    """The part of a model on one device, as a `ModelSizes`. Tokens are sampled on the main device
     only, so the others plan with a vocabulary of 0 tokens."""
 
     model: DecoderModel

@@ -13,6 +13,7 @@ from runtime.kv.pool import cache_bytes, page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
+from runtime.worker.model import ModelSizes
 from runtime.worker.recorded_steps import recorded_bytes
 from runtime.worker.sampler import Sampler
 from runtime.worker.step_results import result_bytes
@@ -119,23 +120,8 @@ class MemoryOptions:
     draft: DraftNeeds | None = None
 
 
-class PlannedModel(Protocol):
-    """The sizes of a model that a memory plan needs; see `DecoderModel`."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
-
-
 def plan_memory(
-    model: PlannedModel, layout: CacheLayout, device: torch.device, options: MemoryOptions
+    model: ModelSizes, layout: CacheLayout, device: torch.device, options: MemoryOptions
 ) -> MemoryPlan:
     """Divide the memory of `device` among weights, activations, images, sampler and cache.
 
@@ -350,7 +336,7 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
         )
 
 
-def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
+def sampler_bytes(model: ModelSizes, layout: CacheLayout, limits: StepLimits) -> int:
     """Bytes of sampling and of a step's inputs.
 
     The state of the slots and of one for padding, the largest workspace, sums of pooled states,

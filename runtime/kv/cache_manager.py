@@ -6,25 +6,21 @@ from hashlib import blake2b
 from typing import Protocol
 
 from runtime.engine.request import ImageSpan
-from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
+from runtime.kv.checkpoints import CheckpointOwner, CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_demand import has_room, missing
-from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey
+from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey, PageOwner
 from runtime.kv.page_shift import DroppedPositions, MovedPages, can_move, move_pages
 from runtime.kv.page_shortage import PageShortage
 from runtime.kv.spec import CacheKind, images_within
 
 
-class Owner(Protocol):
+class Owner(PageOwner, CheckpointOwner, Protocol):
     """A sequence as the cache manager sees it. Only the manager appends to `page_keys`; the owner
     clears them when it changes `tokens` other than at the end.
 
     Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
     """
-
-    tokens: list[int]
-    confirmed: int
-    page_keys: list[PageKey]
 
     @property
     def spans(self) -> tuple[ImageSpan, ...]: ...
@@ -34,8 +30,6 @@ class Owner(Protocol):
 
     @property
     def cache_salt(self) -> bytes: ...
-
-    def may_end_at(self, position: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,22 @@ class KVCache(Protocol):
     def layer(self, index: int) -> LayerPages: ...
 
 
-class DecoderModel(Protocol):
+class ModelSizes(Protocol):
+    """The sizes of a model for which memory is planned; see `DecoderModel`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
+
+
+class DecoderModel(ModelSizes, Protocol):
     """A text model.
 
     `cache_layers`: one declaration for each cache, in the order of layers. `states` writes the keys
@@ -208,8 +223,6 @@ class DecoderModel(Protocol):
     `logits` of `outputs` rows allocate.
     """
 
-    vocab_size: int
-    hidden_size: int
     context_length: int
     causal: bool
     generates: bool
@@ -232,16 +245,11 @@ class DecoderModel(Protocol):
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None: ...
 
-    @property
-    def weight_bytes(self) -> int: ...
-
     def weight_bytes_on(self, device: torch.device) -> int: ...
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor: ...
 
     def logits(self, states: Tensor) -> Tensor: ...
-
-    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
 
 
 def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:

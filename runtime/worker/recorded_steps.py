@@ -23,7 +23,7 @@ from runtime.kernels.recording import (
 from runtime.kv.spec import CacheLayout
 from runtime.worker import step_graphs
 from runtime.worker.input_preparer import DeviceInputs, StepLimits
-from runtime.worker.model import Batch, DecoderModel, KVCache, RowForm
+from runtime.worker.model import Batch, DecoderModel, KVCache, ModelSizes, RowForm
 from runtime.worker.sampler import Drawn
 
 # With more rows, a step takes so long that recording it gains little.
@@ -215,7 +215,7 @@ def _with_own_tokens(output: StepOutput) -> StepOutput:
 
 
 def recorded_bytes(
-    model: step_graphs.RecordedModel,
+    model: ModelSizes,
     layout: CacheLayout,
     limits: StepLimits,
     device: torch.device,

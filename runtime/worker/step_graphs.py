@@ -7,7 +7,7 @@ the previous graph has read its inputs.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from runtime.kernels.recording import NotRecordableError, OperationMode, Result
 from runtime.worker.input_preparer import StepLimits
-from runtime.worker.model import RowForm
+from runtime.worker.model import ModelSizes, RowForm
 
 # With more rows, kernels take longer than the host needs to start them.
 MOST_ROWS, MOST_SPAN_ROWS = 256, 512
@@ -25,15 +25,6 @@ _STEP, _SPAN_STEP, _LEAST_SPAN = 8, 64, 16
 # Estimated memory that the driver holds for a graph of some 500 kernels; and the workspace that
 # torch gives cuBLAS on the stream of captures.
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
-
-
-class RecordedModel(Protocol):
-    """The sizes of a model that the memory of its recordings follows from; see `DecoderModel`."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
 
 
 def padded_rows(count: int, most: int) -> int | None:
@@ -66,7 +57,7 @@ def span_sizes(most: int) -> tuple[int, ...]:
     return (*sorted(size for size in sizes if size < most), *([most] if most > 1 else []))
 
 
-def graph_bytes(model: RecordedModel, limits: StepLimits) -> int:
+def graph_bytes(model: ModelSizes, limits: StepLimits) -> int:
     """Bytes of all graphs: one pool for their activations, since they run one after the other;
     their results, at most in float32; and allocations of driver and libraries."""
     sizes, spans = graph_sizes(limits.draws), span_sizes(limits.step_tokens)

@@ -48,21 +48,11 @@ class Operation:
     @property
     def group(self) -> str:
         """Its tag: the protocol, or this server for what belongs to none."""
-        return OWN_GROUP if self.path in _OWN_PATHS else self.protocol
+        own = self.protocol is Protocol.OLLAMA and not self.path.startswith("/api/")
+        return OWN_GROUP if own else self.protocol
 
 
 OWN_GROUP = "Caravan"
-_OWN_PATHS = (
-    "/",
-    "/healthz",
-    "/readyz",
-    "/health",
-    "/openapi.json",
-    "/status",
-    "/status.json",
-    "/docs",
-    "/metrics",
-)
 _OLLAMA, _OPENAI, _ANTHROPIC = Protocol
 
 OPERATIONS = (
