@@ -3,7 +3,8 @@
 All rows write to the page that belongs to no sequence; slots are loaded before use.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from runtime.engine.request import (
@@ -16,7 +17,7 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.engine.sequence import Sequence as TokenSequence
+from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.sampler import path_examples
@@ -107,7 +108,7 @@ def scratch_plan(step: ScratchStep, limits: StepLimits, model: ScratchModel) -> 
 
 def _sequence(
     slot: int, start: int, length: int, sampling: SamplingParams, model: ScratchModel
-) -> TokenSequence:
+) -> Sequence:
     """A sequence that samples if the model generates text and is pooled otherwise. Without causal
     attention its prompt is one whole span."""
     image = _ScratchImage()
@@ -122,7 +123,7 @@ def _sequence(
         images=(image,) if model.sees else (),
         grammar=_AnyToken() if sampling is _EVERY_OPTION else None,
     )
-    return TokenSequence(request, [0] * length)
+    return Sequence(request, [0] * length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,9 @@ class _AnyToken:
     def allowed(self, mask: memoryview) -> None:
         mask.cast("B")[:] = b"\xff" * mask.nbytes
 
-    def acceptable(self, tokens: Sequence[int]) -> int:
+    def acceptable(self, tokens: Several[int]) -> int:
         return len(tokens)
 
-    def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
+    def look_ahead(self, tokens: Several[int], masks: Several[memoryview]) -> None:
         for mask in masks:
             self.allowed(mask)

@@ -1,12 +1,13 @@
 """Properties of the request in each slot that preparing a step needs, as columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from weakref import ref
 
 import numpy as np
 
-from runtime.engine import sequence
 from runtime.engine.request import GenerationRequest
+from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk
 from runtime.vision.image_rows import axes_shift
 from runtime.worker.logit_biases import used_entries
@@ -33,7 +34,7 @@ class SlotRequests:
     def __init__(self, *, slots: int, vocab_size: int, by_image: bool, position_axes: int) -> None:
         self._vocab_size, self._by_image, self._axes = vocab_size, by_image, position_axes
         self.version = 0
-        self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
+        self._sequences: list[Callable[[], Sequence | None]] = [_nothing] * slots
         self._epochs = [0] * slots
         self.draws, self.penalised = np.zeros((2, slots), np.bool_)
         self.plain_from, self.axes_shift = np.zeros((2, slots), np.int64)
@@ -42,7 +43,7 @@ class SlotRequests:
         self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
         self.repeats = np.full(slots, -1, np.int64)
 
-    def update(self, chunks: Sequence[Chunk]) -> None:
+    def update(self, chunks: Several[Chunk]) -> None:
         """Write the columns of slots whose request or context is new. Call it before reading the
         columns for the slots of `chunks`."""
         known, epochs = self._sequences, self._epochs
@@ -68,7 +69,7 @@ class SlotRequests:
         self.limited[slot] = bool(sampling.allowed)
         self.constrained[slot] = request.grammar is not None
 
-    def _write_images(self, slot: int, entered: sequence.Sequence) -> None:
+    def _write_images(self, slot: int, entered: Sequence) -> None:
         spans, request = entered.spans, entered.request
         never = request.pooling is not None or request.prompt_logprobs is not None
         never |= self._by_image and bool(spans)
