@@ -1,32 +1,13 @@
-"""Writes the file with the grids of the IQ block formats from the `gguf` package's tables, or
-compares it with them.
-
-    python -m tools.block_grids           compare the file with the installed package
-    python -m tools.block_grids --write   write the file
+"""`python -m tools.block_grids`: writes the file with the grids of the IQ block formats, from the
+tables of the `gguf` package, with which a test compares it.
 
 The format is described in `runtime/quant/formats/grids.py`. The tables are ggml's (MIT licence).
 """
-
-import argparse
-import sys
 
 import gguf.quants
 import numpy as np
 
 from runtime.quant.formats.grids import GRIDS, PATH, Grid
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the file")
-    expected = grids_file()
-    if parser.parse_args().write:
-        PATH.write_bytes(expected)
-        print(f"{PATH}: {len(expected):,} bytes written")
-        return 0
-    same = PATH.read_bytes() == expected
-    print(f"{PATH}: {'matches' if same else 'DOES NOT MATCH'} gguf's tables")
-    return 0 if same else 1
 
 
 def grids_file() -> bytes:
@@ -54,4 +35,4 @@ def reference_grid(name: str) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PATH.write_bytes(grids_file())

@@ -3,7 +3,7 @@
 The file contains the grids of GRIDS in order. Each weight of a grid is stored as the index of its
 level, in two bits, or in four if there are more than four levels, lowest bits of a byte first.
 `tools/block_grids.py` writes the file from the tables of the `gguf` package, which are ggml's (MIT
-licence), and compares them.
+licence).
 """
 
 from collections.abc import Mapping
