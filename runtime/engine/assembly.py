@@ -29,7 +29,7 @@ from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_plan import Runner
 from runtime.engine.tracing import TraceSink
-from runtime.errors import ConfigurationError, DoesNotFitError
+from runtime.errors import ConfigurationError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_store import HostPages
@@ -38,7 +38,7 @@ from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
 from runtime.vision.feature_cache import FeatureStore
 from runtime.worker.model import DecoderModel
-from runtime.worker.runner import DeviceRunner, is_lack_of_memory
+from runtime.worker.runner import DeviceRunner, must_fit
 
 _CACHED_IMAGES = 4  # of the largest size, by default
 
@@ -231,17 +231,10 @@ def _warm_up(
     """Other ranks check no plan before they compute, so they compute the largest step too."""
     planned = memory.step_bytes if device.type == "cpu" and alone else None
     runner.warm_up(encoder.limits if encoder else None, workspace_bytes=planned)
-    if encoder is None:
-        return
-    try:
-        encoder.warm_up()
-    except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        raise DoesNotFitError(
-            f"The largest image does not fit in the memory left on {device}: {error} Lower "
-            "`cache_tokens`, `image_cache_bytes` or `max_sequences`."
-        ) from error
+    if encoder is not None:
+        settings = "`cache_tokens`, `image_cache_bytes` or `max_sequences`"
+        with must_fit("The largest image", device, settings):
+            encoder.warm_up()
 
 
 @dataclass(frozen=True, slots=True)

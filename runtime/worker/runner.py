@@ -1,6 +1,7 @@
 """Launches planned steps on the device and reads back their results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -152,7 +153,8 @@ class DeviceRunner:
             most, span = self._recorded.most_rows, self._recorded.most_span_rows
         compiles = has_kernels(self._device)
         steps = [*scratch_steps(limits, most_recorded=most, most_span=span, compiles=compiles)]
-        try:
+        what = f"A step of {limits.step_tokens:,} tokens over {limits.slots:,} sequences"
+        with must_fit(what, self._device, "`step_tokens`, `max_sequences` or `cache_tokens`"):
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 self._scratch, steps = None, steps[-1:]
@@ -164,14 +166,6 @@ class DeviceRunner:
                 if any(isinstance(result, DrawFailure) for result in results):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
                 self._scratch = None  # decode steps have no images
-        except (RuntimeError, MemoryError) as error:
-            if not is_lack_of_memory(error):
-                raise
-            raise DoesNotFitError(
-                f"A step of {limits.step_tokens:,} tokens over {limits.slots:,} sequences does not "
-                f"fit in the memory left on {self._device}: {error} Lower `step_tokens`, "
-                "`max_sequences` or `cache_tokens`."
-            ) from error
         self._fresh = True
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> TokenScores:
@@ -245,7 +239,16 @@ class DeviceRunner:
         return features
 
 
-def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed. On CUDA torch has a type for it, on a CPU only a message."""
-    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return named or "can't allocate memory" in str(error)
+@contextmanager
+def must_fit(what: str, device: torch.device, settings: str) -> Iterator[None]:
+    """Raises DoesNotFitError, which advises to lower `settings`, if there is too little memory for
+    `what`, such as "The largest image". On CUDA torch has a type for that, on a CPU a message."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not named and "can't allocate memory" not in str(error):
+            raise
+        raise DoesNotFitError(
+            f"{what} exceeds the memory left on {device}: {error} Lower {settings}."
+        ) from error

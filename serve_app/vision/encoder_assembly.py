@@ -5,7 +5,7 @@ import torch
 from model_zoo.multimodal.vision_model import VisionModel
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import DoesNotFitError
-from runtime.worker.runner import is_lack_of_memory
+from runtime.worker.runner import must_fit
 from serve_app.config.settings import VisionSettings
 from serve_app.vision.encoder_replica import EncoderReplica
 
@@ -28,15 +28,9 @@ def assemble_encoder(
         first=vision.first_image(device, context_tokens),
     )
     _check_memory(encoder, device, settings.memory_bytes)
-    try:
+    what = f"A batch of {encoder.batch_images} of the largest images"
+    with must_fit(what, device, "`vision.batch_images`"):
         encoder.warm_up()
-    except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        raise DoesNotFitError(
-            f"{encoder.batch_images} of the largest images do not fit in the memory left on "
-            f"{device}: {error} Lower `vision.batch_images`."
-        ) from error
     return encoder
 
 
