@@ -79,7 +79,7 @@ class DraftProposals:
         start a pause. `candidates`: sorted by acceptance, highest first."""
         while candidates:
             depth, rate = self._best(candidates, step)
-            if depth and rate >= LEAST_GAIN * self._rate(candidates, 0, step):
+            if rate >= LEAST_GAIN * self._rate(candidates, 0, step):
                 *others, last = candidates
                 if others and self._rate(others, depth, step) > rate:
                     self._leave_out(last, step)

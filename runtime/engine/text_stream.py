@@ -18,7 +18,7 @@ class TextStream:
     def __init__(self, stop_strings: Sequence[str] = (), *, keep_match: bool = False) -> None:
         self.matched: str | None = None  # the stop string that has ended the answer
         self._keep_match = keep_match
-        self._stops = tuple(stop.encode() for stop in stop_strings if stop)
+        self._stops = tuple(stop.encode() for stop in stop_strings)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
         self._released = 0  # bytes passed to the decoder so far

@@ -86,7 +86,8 @@ class HostCopies:
         self._host = memory.view(self._host.dtype).view(-1, self._host.shape[1])
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Enqueue copies of the same kind, whose targets differ; does not synchronise."""
+        """Enqueue copies of the same kind, in their order if they are to the host; the targets of
+        others must differ. Does not synchronise."""
         copy = self._store if copies[0].kind is CopyKind.TO_HOST else self._restore
         for first in range(0, len(copies), self._batch_pages):
             copy(copies[first : first + self._batch_pages])
@@ -138,7 +139,6 @@ class _Gathered:
 
     def __init__(self) -> None:
         self._by_kind: dict[tuple[CopyKind, int], list[PageCopy]] = {}
-        self._stored: set[tuple[int, int]] = set()  # host pages that are written
         self._restored: set[tuple[int, int]] = set()  # device pages that are written
         self._sources: set[tuple[int, int]] = set()  # host pages that are read
 
@@ -146,17 +146,14 @@ class _Gathered:
         """Whether these must be made before `copy`."""
         source, target = (copy.group, copy.source), (copy.group, copy.target)
         if copy.kind is CopyKind.TO_HOST:
-            return source in self._restored or target in self._sources or target in self._stored
+            return source in self._restored or target in self._sources
         return copy.kind is CopyKind.ON_DEVICE or target in self._restored
 
     def add(self, copy: PageCopy) -> None:
         self._by_kind.setdefault((copy.kind, copy.group), []).append(copy)
-        source, target = (copy.group, copy.source), (copy.group, copy.target)
-        if copy.kind is CopyKind.TO_HOST:
-            self._stored.add(target)
-        else:
-            self._restored.add(target)
-            self._sources.add(source)
+        if copy.kind is CopyKind.FROM_HOST:
+            self._restored.add((copy.group, copy.target))
+            self._sources.add((copy.group, copy.source))
 
     def batches(self) -> Iterator[list[PageCopy]]:
         return (self._by_kind[each] for each in sorted(self._by_kind))  # TO_HOST < FROM_HOST
