@@ -254,6 +254,15 @@ async def test_a_stuck_step_fails_the_check() -> None:
         engine.check()
 
 
+async def test_an_engine_that_is_closing_or_not_started_takes_no_request() -> None:
+    with pytest.raises(EngineDeadError, match="is not running"):
+        await collect(engine_of(), request("a"))
+    with running() as engine:
+        engine._closing = True  # the loop has not seen it yet
+        with pytest.raises(EngineDeadError, match="is closing"):
+            await collect(engine, request("a"))
+
+
 @pytest.mark.unfinished("the engine is closed during a request")
 async def test_closing_ends_live_requests() -> None:
     gate = threading.Semaphore(2)

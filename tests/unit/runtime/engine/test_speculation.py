@@ -133,6 +133,15 @@ def test_all_sequences_that_copy_propose(change: float, gain: float) -> None:
     assert decoding.speed > gain * 4 / cost(4)
 
 
+def test_accepted_proposals_grow_by_doubling() -> None:
+    acceptance, tokens, lengths = Acceptance(), [7] * 64, [0]
+    while lengths[-1] < 12:
+        acceptance.propose(tuple(tokens[: acceptance.most]), sum(lengths))
+        lengths.append(acceptance.most)
+        assert acceptance.review(tokens, 12)
+    assert lengths[1:] == [2, 4, 8, 12]
+
+
 def drawn_candidates(r: random.Random, count: int) -> list[ProposalCandidate]:
     chances = [r.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(count)]
     return [

@@ -170,6 +170,23 @@ def test_a_reported_queue_shrinks_as_time_passes():
     assert choices.choose(prompt("x"), now=2.9) == "old"
 
 
+def test_an_assigned_prompt_shrinks_only_from_the_time_of_its_assignment():
+    """At 1.5 s, "a" has computed half of the prompt that it got at 1.0 s; its report is older."""
+    for queued, other in ((400, True), (600, False)):
+        choices = policy({"a": IDLE, "b": busy(1500)})
+        assert choices.choose(prompt("a", 1000), now=1.0) == "a"
+        choices.report("b", busy(queued), now=1.5)
+        assert (choices.choose(prompt("c", 10), now=1.5) == "b") == other
+
+
+def test_a_replica_that_has_measured_no_speed_counts_as_fast_as_the_others():
+    for queued, unknown in ((700, False), (900, True)):
+        choices = policy({"a": busy(800), "b": busy(queued, tokens_per_s=None)})
+        for _ in range(9):
+            choices.report("a", busy(800), now=0.0)
+        assert (choices.choose(prompt("c"), now=0.0) == "a") == unknown
+
+
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(2, 30))
 def test_a_burst_on_stale_reports_is_spread_over_all_replicas(seed, count):
