@@ -23,6 +23,8 @@ class DelayedEnd:
 class DelayedEndMatcher:
     """The state of a `DelayedEnd`; see `runtime.engine.request.Matcher`."""
 
+    free = 0
+
     def __init__(self, matcher: Matcher, end_tokens: tuple[int, ...], min_tokens: int) -> None:
         tokens = np.array(end_tokens, np.int64)
         self._matcher = matcher

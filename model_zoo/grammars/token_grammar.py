@@ -128,6 +128,8 @@ class TokenGrammar:
 class TokenMatcher:
     """The state of a grammar in one answer; see `runtime.engine.request.Matcher`."""
 
+    free = 0
+
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher, self._words = matcher, words
         self._accepted: list[int] = []  # accepted tokens that the library has not consumed yet

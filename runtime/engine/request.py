@@ -210,6 +210,10 @@ class RequestImage(Protocol):
 class Matcher(Protocol):
     """The state of a grammar in one answer."""
 
+    @property
+    def free(self) -> int:
+        """How many of the next tokens need no mask, whatever the tokens before them are."""
+
     def accept(self, token: int) -> None:
         """The answer continues with `token`."""
 
@@ -275,8 +279,8 @@ class GenerationRequest:
     of the n most likely tokens at its position. The whole prompt is computed, without the prefix
     cache.
 
-    `grammar`: constrains the tokens of the answer. The host must know each token before the next
-    one is sampled, so such a sequence never has two steps in flight.
+    `grammar`: constrains the tokens of the answer. The host must know the tokens before one that
+    needs a mask (`Matcher.free`), so that such a sequence has no two steps in flight there.
 
     `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
 

@@ -183,7 +183,14 @@ class Sequence:
         """Whether its next step depends on a token that only the device knows."""
         if not self.pending:
             return False
-        return self.matcher is not None or self.proposing > 0 or self.waits_to_propose
+        if self.matcher is not None and self.matcher.free <= self.pending:
+            return True
+        return self.proposing > 0 or self.waits_to_propose
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether a token that its launched steps sample needs a mask of its grammar."""
+        return self.matcher is not None and self.matcher.free < self.pending + self.proposing
 
     @property
     def may_propose(self) -> bool:

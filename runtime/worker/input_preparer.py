@@ -95,7 +95,7 @@ class DeviceInputs:
     slot after the last one, attending to nothing; outputs are padded with row 0, to one in
     ONE_SPAN.
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
-    then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
+    then the rows that `scored` and `pooled` read. constrained: which sampling rows need masks.
     draws_alone: each row draws a token, which depends on its logits alone.
     image_rows [n] int64: the rows of `images`, concatenated. axes [axes, rows] int64: as in
     `Batch`.

@@ -123,7 +123,7 @@ def _sequence(
         images=(image,) if model.sees else (),
         grammar=_AnyToken() if sampling is _EVERY_OPTION else None,
     )
-    return Sequence(request, [0] * length)
+    return Sequence(request, [0] * length, pending=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ class _ScratchImage:
 
 class _AnyToken:
     """A grammar that allows everything, and its own matcher."""
+
+    free = 0  # so that masks are computed
 
     def matcher(self) -> "_AnyToken":
         return self

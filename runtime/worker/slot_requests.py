@@ -19,16 +19,17 @@ NEVER = np.iinfo(np.int64).max
 
 
 class SlotRequests:
-    """Columns [slots], which are written when a request enters a slot or its context changes, not
-    in each step. `by_image`: rows see image rows, which differ between sequences (`CacheKind`).
+    """Columns [slots], which are written when a request enters a slot or its context changes, only
+    `constrained` in each step. `by_image`: rows see image rows, which differ between sequences
+    (`CacheKind`).
 
     draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
     alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
     longest repetition that DRY reads, -1 without it; words, word_tokens: number of bad words, and
-    tokens of the longest; limited: only some tokens are allowed; constrained: by a grammar;
-    plain_from: the first position whose row, like all later ones, has the inputs of a text without
-    images, NEVER with pooling or log-probabilities of the prompt; axes_shift: what is added to such
-    a position on each axis. version: number of writes so far.
+    tokens of the longest; limited: only some tokens are allowed; constrained: by masks of the
+    grammar; plain_from: the first position whose row, like all later ones, has the inputs of a text
+    without images, NEVER with pooling or log-probabilities of the prompt; axes_shift: what is added
+    to such a position on each axis. version: number of writes so far.
     """
 
     def __init__(self, *, slots: int, vocab_size: int, by_image: bool, position_axes: int) -> None:
@@ -36,6 +37,7 @@ class SlotRequests:
         self.version = 0
         self._sequences: list[Callable[[], Sequence | None]] = [_nothing] * slots
         self._epochs = [0] * slots
+        self._with_grammar: set[int] = set()  # slots
         self.draws, self.penalised = np.zeros((2, slots), np.bool_)
         self.plain_from, self.axes_shift = np.zeros((2, slots), np.int64)
         self.limited, self.constrained = np.zeros((2, slots), np.bool_)
@@ -44,8 +46,8 @@ class SlotRequests:
         self.repeats = np.full(slots, -1, np.int64)
 
     def update(self, chunks: Several[Chunk]) -> None:
-        """Write the columns of slots whose request or context is new. Call it before reading the
-        columns for the slots of `chunks`."""
+        """Write the columns of slots whose request or context is new, and which slots the step
+        constrains. Call it before reading the columns for the slots of `chunks`."""
         known, epochs = self._sequences, self._epochs
         for chunk in chunks:
             slot = chunk.slot
@@ -54,6 +56,11 @@ class SlotRequests:
                 self.version += 1
                 self._write(slot, chunk.sequence.request)
                 self._write_images(slot, chunk.sequence)
+        for slot in self._with_grammar:
+            constrained = (found := known[slot]()) is not None and found.needs_masks
+            if constrained != self.constrained[slot]:
+                self.constrained[slot] = constrained
+                self.version += 1
 
     def _write(self, slot: int, request: GenerationRequest) -> None:
         sampling = request.sampling
@@ -67,7 +74,11 @@ class SlotRequests:
         self.repeats[slot] = longest_repeat(sampling) if sampling.repetitive else -1
         self.words[slot], self.word_tokens[slot] = len(sampling.bad_words), longest_word(sampling)
         self.limited[slot] = bool(sampling.allowed)
-        self.constrained[slot] = request.grammar is not None
+        self.constrained[slot] = False
+        if request.grammar is None:
+            self._with_grammar.discard(slot)
+        else:
+            self._with_grammar.add(slot)
 
     def _write_images(self, slot: int, entered: Sequence) -> None:
         spans, request = entered.spans, entered.request

@@ -20,6 +20,7 @@ class Only:
     """Allows one token, again and again."""
 
     token: int
+    free: int = 0
 
     def matcher(self) -> "Only":
         return self

@@ -151,6 +151,7 @@ class _Classes:
 
     vocabulary: int
     last: int = 0
+    free: int = 0
 
     def matcher(self) -> "_Classes":
         return _Classes(self.vocabulary)

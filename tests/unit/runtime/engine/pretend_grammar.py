@@ -19,6 +19,8 @@ class PretendGrammar:
 class PretendMatcher:
     """`allowed_class`: that of the next token."""
 
+    free = 0
+
     def __init__(self, first: int) -> None:
         self.allowed_class = first
 

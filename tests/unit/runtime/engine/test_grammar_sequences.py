@@ -19,11 +19,12 @@ from tests.unit.runtime.engine.test_scheduler import request, results, scheduler
 
 
 class Recorded:
-    """A grammar that records what its matchers accept."""
+    """A grammar that records what its matchers accept. `free`: tokens that need no mask now."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: int = 0) -> None:
         self.accepted: list[int] = []
         self.matchers = 0
+        self.free = free
 
     def matcher(self) -> "Recorded":
         self.matchers += 1
@@ -31,6 +32,7 @@ class Recorded:
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
+        self.free = max(0, self.free - 1)
 
     def allowed(self, mask: memoryview) -> None:
         raise AssertionError("the fake runner needs no masks")
@@ -49,6 +51,20 @@ def test_a_sequence_with_a_grammar_waits_for_its_token_and_others_do_not() -> No
     assert shape(scheduler.plan()) == [("a", 3, 1, True), ("bb", 5, 1, True)]
     list(scheduler.retire(second, results(second)))
     assert shape(scheduler.plan()) == [("bb", 6, 1, True)]
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3])
+def test_it_waits_only_before_tokens_that_need_masks(free: int) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request("a", 3, grammar=Recorded(free)))
+    plans = [scheduler.plan() for _ in range(5)]
+    ahead = max(1, free)  # a mask is computed beside the step that samples its token
+    assert [plan is not None for plan in plans] == [n < ahead for n in range(5)]
+    assert plans[0] is not None
+    list(scheduler.retire(plans[0], results(plans[0])))
+    [sequence] = scheduler.running
+    assert (scheduler.plan() is not None) == (free < 2)
+    assert sequence.needs_masks == (free < 2)
 
 
 def test_its_prompt_is_computed_in_consecutive_steps() -> None:

@@ -32,10 +32,12 @@ class Picture:
 
 
 class AnyTokens:
-    """A grammar of which only its existence matters."""
+    """A grammar, and its own matcher, of which only `free` matters."""
 
-    def matcher(self) -> None:
-        return None
+    free = 0
+
+    def matcher(self) -> "AnyTokens":
+        return self
 
 
 def preparer_of(
@@ -87,7 +89,7 @@ def chunk(
         images=tuple(Picture(bytes([digest])) for digest in images),
         grammar=AnyTokens() if constrained else None,
     )
-    sequence = Sequence(request, list(request.prompt))
+    sequence = Sequence(request, list(request.prompt), pending=int(samples))
     return Chunk(sequence, 0, slot, start, length, (1,) * length, False, samples)
 
 

@@ -110,6 +110,8 @@ def test_the_number_of_allowed_tokens_may_be_anything(path: int) -> None:
 class Ascending:
     """Allows tokens above the last one, modulo the vocabulary's size, by at most ten."""
 
+    free = 0
+
     def __init__(self, fails_at: int | None = None) -> None:
         self.tokens: list[int] = []
         self.fails_at = fails_at
@@ -253,6 +255,66 @@ def test_a_model_that_computes_no_position_twice_waits_for_slow_masks(monkeypatc
         assert pending is not None
         masks, unmasked = pending.uploaded()
         assert (masks.count, len(unmasked)) == ((1, 0) if waits else (0, 1))
+
+
+class Periodic:
+    """Allows token 7 only in every fourth place, and any token elsewhere."""
+
+    def __init__(self) -> None:
+        self.accepted = self.masks = 0
+
+    @property
+    def free(self) -> int:
+        return 3 - self.accepted % 4
+
+    def matcher(self) -> "Periodic":
+        return self
+
+    def accept(self, token: int) -> None:
+        assert token == 7 or self.free
+        self.accepted += 1
+
+    def allowed(self, mask: memoryview) -> None:
+        self.masks += 1
+        self._write(mask, self.accepted)
+
+    def acceptable(self, tokens: Several[int]) -> int:
+        return len(tokens)
+
+    def look_ahead(self, tokens: Several[int], masks: Several[memoryview]) -> None:
+        for place, mask in enumerate(masks, self.accepted + 1):
+            self._write(mask, place)
+
+    def _write(self, mask: memoryview, place: int) -> None:
+        allowed = torch.zeros(1, 32 * len(mask), dtype=torch.bool)
+        allowed[0, 7 if place % 4 == 3 else slice(None)] = True
+        mask[:] = packed(allowed).numpy()[0].data
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("proposes", [False, True])
+def test_tokens_that_need_no_mask_have_none(depth: int, proposes: bool) -> None:
+    model, count = TinyModel(), 24
+    grammars = [Periodic() for _ in range(3)]
+    requests = [
+        replace(request_of(f"r{n}", prompt_of(n, 9 + n), count), grammar=grammar)
+        for n, grammar in enumerate(grammars)
+    ]
+    answers = {}
+    for asked in requests:
+        tokens = list(asked.prompt)
+        for place in range(count):
+            best = int(model.plain_logits(tokens).argmax())
+            tokens.append(7 if place % 4 == 3 else best)
+        answers[asked.id] = tokens[len(asked.prompt) :]
+    bench = Bench(model, depth=depth, slots=12)
+    if proposes:
+        bench.scheduler.speculation = RandomProposals(
+            random.Random(1), draws=12, right=lambda r: answers[r.id]
+        )
+    assert bench.run(*requests) == list(answers.values())
+    masks = [grammar.masks for grammar in grammars]
+    assert masks == [count // 4] * 3 or (proposes and max(masks) < count)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
