@@ -40,8 +40,9 @@ from runtime.worker.model import DecoderModel
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids to continue. `spans`: the images among them; `images`: the distinct images.
-    `thinks`: the prompt ends within thinking, so the reply begins there; `continues`: within the
-    text of the reply. `reply_format`: the format of the reply to a conversation; `markup`: the
+    `thinks`: the prompt ends within thinking, so the reply begins there; `thought`: the number of
+    tokens of it that a message to continue has. `continues`: the prompt ends within the text of the
+    reply. `reply_format`: the format of the reply to a conversation; `markup`: the
     control tokens that are part of its text, with their bytes; `call_form`: how grammars write its
     calls. `end_tokens`: further tokens that end the reply."""
 
@@ -49,6 +50,7 @@ class Prompt:
     spans: tuple[ImageSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
     thinks: bool = False
+    thought: int = 0
     continues: bool = False
     reply_format: ReplyFormat | None = None
     markup: Mapping[int, bytes] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class ChatModel:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
+        thinking_budget: int | None = None,
         variables: Mapping[str, Any] | None = None,
         reply: ReplyStart = ReplyStart.NEW,
         at_most: int | None = None,
@@ -183,9 +186,9 @@ class ChatModel:
         tools: function schemas; rendered by the variant "tool_use" if the file has one. Templates
         that do not show tools, calls or results receive them as text (`formats.fallbacks`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
+        thinking_budget: tokens of thinking, for templates that tell the model; None: no limit.
         variables: further template variables, which override those of `thinking` but not others.
-        at_most: token budget of the prompt, by default the file's context length. Images beyond it
-        are not decoded.
+        at_most: token budget of the prompt (default: the context). Images beyond are not decoded.
         now: the time that templates see, by default this machine's.
         lease: image cache lease, as in `VisionModel.prepare`.
 
@@ -198,12 +201,13 @@ class ChatModel:
         messages = with_thinking_word(template.turns.adapted(messages), thinking, template)
         images = [part for message in messages for part in message.images]
         self._check_images_supported(images)
+        given = thinking_variables(thinking, template, budget=thinking_budget)
         own = {"tools": tools or None, "add_generation_prompt": reply is ReplyStart.NEW}
         rendered = render_unforged(
             template,
             self.tokenizer,
             messages,
-            {**thinking_variables(thinking, template), **(variables or {}), **own},
+            {**given, **(variables or {}), **own},
             images=None if self.vision is None else self.vision.placeholders.texts,
             continued=reply is ReplyStart.CONTINUED,
             now=now,
@@ -228,10 +232,12 @@ class ChatModel:
         """The prompt, completed with the format of its reply. `text`: the text of the prompt;
         `begun`: the part of it that the reply continues."""
         replies, template = self.reply_format, self._tool_template
-        thinks = replies.opens_thinking(text) if begun is None else replies.within_thinking(begun)
+        thought = None if begun is None else replies.begun_thinking(begun)
+        thinks = replies.opens_thinking(text) if begun is None else thought is not None
         return replace(
             prompt,
             thinks=thinks,
+            thought=len(self.tokenizer.encode(thought)) if thought else 0,
             continues=begun is not None and not thinks,
             reply_format=replies,
             markup=self.markup,

@@ -124,23 +124,26 @@ def _switched(
     return text if word in text else f"{text} {word}"
 
 
-def thinking_variables(thinking: bool | str | None, template: "ChatTemplate") -> dict[str, Any]:
-    """The choice under each name that the template reads. None: the template's default.
+def thinking_variables(
+    thinking: bool | str | None, template: "ChatTemplate", *, budget: int | None = None
+) -> dict[str, Any]:
+    """The choice under each name that the template reads. None: the template's default. `budget`:
+    tokens of thinking.
 
     Raises RequestError for an effort that is not one of `EFFORTS`.
     """
-    if thinking is None:
-        return {}
     if isinstance(thinking, str) and thinking not in EFFORTS:
         raise RequestError(f'The thinking effort "{thinking}" is not one of {", ".join(EFFORTS)}.')
-    chosen: dict[str, Any] = {
-        "enable_thinking": bool(thinking),  # Qwen, GLM, Gemma, Granite 4 and most others
-        "thinking": bool(thinking),  # Granite 3, DeepSeek, Kimi
-        "thinking_mode": "enabled" if thinking else "disabled",  # MiniMax
-    }
-    if not thinking:
-        chosen["thinking_budget"] = 0  # Seed
-    effort = template.efforts.chosen(thinking)
-    if effort is not None:
-        chosen |= dict.fromkeys(_NAMES, effort)
+    chosen: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}  # Seed
+    if thinking is not None:
+        chosen |= {
+            "enable_thinking": bool(thinking),  # Qwen, GLM, Gemma, Granite 4 and most others
+            "thinking": bool(thinking),  # Granite 3, DeepSeek, Kimi
+            "thinking_mode": "enabled" if thinking else "disabled",  # MiniMax
+        }
+        if not thinking:
+            chosen["thinking_budget"] = 0
+        effort = template.efforts.chosen(thinking)
+        if effort is not None:
+            chosen |= dict.fromkeys(_NAMES, effort)
     return {name: value for name, value in chosen.items() if template.reads(name)}

@@ -31,7 +31,15 @@ from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadMessage
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tools import NAME, Function, described
-from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
+from serve_app.config.options import (
+    BOUNDS,
+    LONGEST,
+    OLLAMA_DEFAULTS,
+    Bounds,
+    Options,
+    number,
+    stop_strings,
+)
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask
@@ -76,7 +84,7 @@ class RequestedChoice(Body):
 
 class ThinkingChoice(Body):
     type: str
-    budget_tokens: Any = harmless()
+    budget_tokens: Any = None
     display: str | None = None
 
 
@@ -138,6 +146,7 @@ class AnthropicMessages:
         options = _configured(body, model)
         output, (tools, calls) = _output(body), await self.bodies.convert(request, _tools, body)
         prompt = await self._conversation(request, body, model, tools)
+        _check_budget(prompt.thinking_budget, options)
         task = chat_task(request, model, options, prompt, output=output, calls=calls)
         own = options.stop if body.stop_sequences is not None else None
         shown = body.thinking is None or body.thinking.display != "omitted"
@@ -181,6 +190,7 @@ class AnthropicMessages:
             tools=tools,
             thinking_optional=True,
             reply=ReplyStart.CONTINUED if continued else ReplyStart.NEW,
+            thinking_budget=_budget(body),
         )
 
 
@@ -223,6 +233,25 @@ def _thinking(body: MessagesBody) -> bool | str | None:
     if effort is not None:
         effort = EFFORTS[one_of("output_config.effort", effort, EFFORTS)]
     return effort if settled is None else settled
+
+
+def _budget(body: MessagesBody) -> int | None:
+    """How many tokens of thinking the answer has at most, if that decides how much to think. Models
+    here are smaller than Anthropic's, so that any positive number is accepted."""
+    given = body.thinking
+    if given is None or given.type != "enabled" or given.budget_tokens is None:
+        return None
+    return int(number("thinking.budget_tokens", given.budget_tokens, Bounds(int, 1, LONGEST)))
+
+
+def _check_budget(budget: int | None, options: Options) -> None:
+    """Raises RequestError, as Anthropic does, if no token of the answer would be left."""
+    most = options.max_tokens
+    if budget is not None and most is not None and most <= budget:
+        raise RequestError(
+            f'field "max_tokens" is {most:,}; it must be greater than "thinking.budget_tokens", '
+            f"which is {budget:,}"
+        )
 
 
 def _output(body: MessagesBody) -> OutputForm | None:

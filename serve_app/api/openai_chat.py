@@ -47,6 +47,7 @@ from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage, from_url
 from serve_app.api.tenant import tenant_id
+from serve_app.api.thinking_fields import ThinkingFields
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import decoded_arguments
 from serve_app.api.vllm_extras import with_extras
@@ -62,19 +63,6 @@ _RESERVED = frozenset(
 KIND = ReplyKind("chat.completion", "chat.completion.chunk", "chatcmpl")
 MAX_NAME_CHARACTERS = 256
 MAX_VARIABLES_BYTES = 64 * 1024
-# OpenAI's reasoning efforts and the corresponding levels of templates.
-EFFORTS: dict[str, bool | str] = {
-    "none": False,
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "max": "max",
-    "xhigh": "max",
-    "ultra": "max",
-}
-
-
 # Fields of the parts of a message; those after `refusal` have no effect.
 PART: dict[str, Any] = {
     "type": {},
@@ -131,20 +119,13 @@ class ChatCompletionMessage(Body):
         return sum(len(url) for url in self.images if isinstance(url, str))
 
 
-class ChatCompletionReasoning(Body):
-    effort: str | None = None
-    summary: Any = harmless()
-
-
-class ChatCompletionBody(CompletionFields):
+class ChatCompletionBody(CompletionFields, ThinkingFields):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatCompletionMessage]
     max_completion_tokens: Any = None
     best_of: Any = unserved(1)
     logprobs: bool = False
     top_logprobs: Any = None
-    reasoning_effort: str | None = None
-    reasoning: ChatCompletionReasoning = ChatCompletionReasoning()
     tools: Items[ChatCompletionTool] = Field(default_factory=list)
     tool_choice: Any = None
     functions: Any = unserved()
@@ -164,8 +145,6 @@ class ChatCompletionBody(CompletionFields):
     continue_final_message: bool = False
     add_special_tokens: Any = unserved(False)
     mm_processor_kwargs: Any = unserved()
-    thinking_token_budget: Any = unserved()
-    include_reasoning: bool = True
 
     def image_bytes(self) -> int:
         return sum(message.image_bytes() for message in self.messages)
@@ -200,7 +179,13 @@ class OpenAIChat:
         unread = await self.bodies.convert(request, unread_messages_of, body.messages, self.images)
         messages = await self.images.messages(model, unread, tenant=tenant)
         prompt = Conversation(
-            messages, _thinking(body), variables=variables, tools=tools, reply=reply
+            messages,
+            body.thinking_wanted,
+            variables=variables,
+            tools=tools,
+            reply=reply,
+            thinking_budget=body.budget_wanted,
+            budget_message=body.reasoning_budget_message,
         )
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
@@ -421,23 +406,6 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
         if (value := getattr(body, name)) is not None
     ]
     return values[0] if values else None
-
-
-def _thinking(body: ChatCompletionBody) -> bool | str | None:
-    """Whether and how much to think; `reasoning.effort` overrides `reasoning_effort`."""
-    effort = body.reasoning.effort
-    return thinking_for(body.reasoning_effort if effort is None else effort)
-
-
-def thinking_for(effort: str | None) -> bool | str | None:
-    """Whether and how much to think for a value of OpenAI's `reasoning_effort`."""
-    if effort is None:
-        return None
-    if effort not in EFFORTS:
-        raise RequestError(
-            f"invalid reasoning value: {effort!r} (must be one of {', '.join(EFFORTS)})"
-        )
-    return EFFORTS[effort]
 
 
 def reply_start(opened: bool, continued: bool) -> ReplyStart:

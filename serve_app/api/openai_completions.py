@@ -11,7 +11,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import BestOf, choice_count, choice_tasks, generate_choices
-from serve_app.api.fields import BodyReader, harmless, token_ids
+from serve_app.api.fields import BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import (
     ChoicesEncoder,
     CompletionFields,
@@ -45,6 +45,7 @@ class CompletionBody(CompletionFields):
     echo: bool = False
     add_special_tokens: bool = True
     parallel_tool_calls: Any = harmless()
+    thinking_token_budget: Any = unserved(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader, query_integer
 from serve_app.api.openai import error_body, openai_task
-from serve_app.api.openai_chat import thinking_for
 from serve_app.api.reply import JSON, Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadMessage
@@ -31,6 +30,7 @@ from serve_app.api.responses_input import (
 )
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.api.tenant import tenant_id
+from serve_app.api.thinking_fields import thinking_for
 from serve_app.config.options import Bounds
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel

@@ -152,6 +152,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "max_tokens": Bounds(int, 1, LONGEST, unlimited=True),
     "max_completion_tokens": Bounds(int, 1, LONGEST, unlimited=True),
     "min_tokens": Bounds(int, 0, LONGEST),
+    "thinking_token_budget": Bounds(int, 0, LONGEST, unlimited=True),
     "priority": Bounds(int, -1000, 1000),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),

@@ -159,6 +159,7 @@ class PromptPreparer:
             model.prepare,
             tools=source.tools,
             thinking=self._served_thinking(model, source),
+            thinking_budget=source.thinking_budget,
             variables=source.variables,
             reply=source.reply,
             at_most=max(0, max_tokens - len(source.after)),

@@ -45,6 +45,7 @@ from serve_app.replica.reply_forms import ReplyForms
 from serve_app.replica.sampling_words import SequenceBreakers, bad_word_tokens
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
+from serve_app.replica.thinking_limit import within_budget
 from serve_app.replica.thinking_tokens import ThinkingCounter
 from serve_app.replica.trace_file import TraceFile
 from serve_app.replica.truncation import limiting_setting
@@ -114,6 +115,10 @@ class ModelReplica:
             grammar = await self._reply_forms.grammar(task, prompt)
             task = await self._with_bad_words(await self._with_breakers(task))
             request = self._request(task, prompt, limit, grammar)
+            if isinstance(task.prompt, Conversation) and task.prompt.thinking_budget is not None:
+                request = within_budget(
+                    request, task.prompt, prompt, _opening(task, prompt), self._model.tokenizer
+                )
             async with aclosing(self._reply(task, prompt, request)) as deltas:
                 async for delta in deltas:
                     yield delta

@@ -1,8 +1,9 @@
 """Rounds of random requests to engines with random settings, and the checks of each round.
 
-In a round a tiny model answers requests that share beginnings, pictures and schemas, shift their
-contexts, end at stop strings, or are aborted, while few pages make for preemption and copies to
-host memory. Each answer has to be the one that a plain engine gives to the request alone.
+In a round a tiny model answers requests that share beginnings, pictures, schemas and budgets of
+thinking, shift their contexts, end at stop strings, or are aborted, while few pages make for
+preemption and copies to host memory. Each answer has to be the one that a plain engine gives to the
+request alone.
 """
 
 import asyncio
@@ -11,14 +12,17 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat_model import ChatModel
 from model_zoo.grammars.json_schema import compilable
+from model_zoo.grammars.thinking_budget import ThinkingBudget
 from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import load
 from runtime.engine.assembly import assemble
@@ -47,11 +51,12 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "array", "items": {"enum": ["x", "yes", 1, None]}, "maxItems": 6},
     {"type": "string", "pattern": "^[a-c]{2,9}$"},
 )
+BUDGETS = (0, 3, 30)
 
 
 @dataclass(frozen=True, slots=True)
 class SoakModel:
-    """A tiny model with all that its requests need."""
+    """A tiny model with all that its requests need. `grammars`: of schemas and budgets."""
 
     name: str
     model: ChatModel
@@ -79,7 +84,17 @@ def _soak_model(name: str, path: Path, image_token: int | None = None) -> SoakMo
     model = load(path, device=CPU, dtype=torch.float32)
     grammars = TokenGrammars(model.tokenizer)
     schemas = [json.dumps({"grammars": [{"json_schema": compilable(s)}]}) for s in SCHEMAS]
-    return SoakModel(name, model, tuple(map(grammars.compile, schemas)), image_token)
+    compiled = tuple(map(grammars.compile, schemas))
+    budgets = tuple(_budget(model, tokens) for tokens in BUDGETS)
+    return SoakModel(name, model, (*compiled, *budgets), image_token)
+
+
+def _budget(model: ChatModel, tokens: int) -> Grammar:
+    """Answers begin within thinking, which is ended after so many tokens."""
+    parser, tokenizer = format_of("<think>").parser, model.tokenizer
+    ending = tuple(tokenizer.encode("</think>"))
+    new_parser = partial(parser, {}, thinks=True)
+    return ThinkingBudget(None, tokens, ending, None, new_parser, tokenizer.token_bytes)
 
 
 def play(soaked: SoakModel, seed: int, *, requests: int = REQUESTS) -> Counter[str]:
@@ -103,7 +118,7 @@ def play(soaked: SoakModel, seed: int, *, requests: int = REQUESTS) -> Counter[s
     engine._engine._scheduler.cache_manager.check_idle()
     return Counter(
         requests=len(asked),
-        schemas=sum(request.grammar is not None for request in asked),
+        grammars=sum(request.grammar is not None for request in asked),
         aborted=sum(one.finish is None for one in found),
         tokens=sum(len(one.tokens) for one in found),
         preemptions=statistics.preemptions_total,
@@ -140,7 +155,7 @@ def _request(soaked: SoakModel, random: Random, number: int) -> GenerationReques
             tokens[at] = soaked.image_token
             pictures.append(Picture(at, TILES_OF[digest], digest))
     images = {picture.digest: picture.prepared for picture in pictures}
-    grammar = random.choice((None, None, *soaked.grammars))
+    grammar = random.choice((None, None, None, None, *soaked.grammars))
     ends = soaked.model.tokenizer.end_tokens if grammar is not None else frozenset()
     shift = ContextShift(random.choice((96, CONTEXT)), keep=random.choice((0, 5, -1)))
     request = GenerationRequest(

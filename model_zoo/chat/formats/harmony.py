@@ -14,6 +14,10 @@ from model_zoo.chat.formats.scanner import Scanner, Steps
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKERS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+THINKING = "analysis"  # the channel
+# What a reply needs to end its thinking and to go on with another message, whose channel or
+# recipient follows.
+THINKING_END = f"{ENDS[0]}{START}assistant{CHANNEL}"
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
@@ -46,8 +50,10 @@ def _read_body(scanner: Scanner, calls: Calls, header: str) -> Steps[None]:
             return
         if (yield from calls.read(blank, partial(arguments_of, name=name))):
             yield from scanner.space()
-    kind = Thinking if channel is not None and channel[1] == "analysis" else Text
+    scanner.thinking = channel is not None and channel[1] == THINKING
+    kind = Thinking if scanner.thinking else Text
     yield from scanner.until((*ENDS, START), lambda text: scanner.events.append(kind(text)))
+    scanner.thinking = False
 
 
 def _ends(scanner: Scanner) -> Steps[bool]:

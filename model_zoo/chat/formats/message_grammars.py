@@ -21,7 +21,7 @@ def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think
     commentary = spelled(f"{harmony.CHANNEL}commentary")
     first, options = [], []
     if may_think:
-        opening = spelled(f"{harmony.CHANNEL}analysis")
+        opening = spelled(f"{harmony.CHANNEL}{harmony.THINKING}")
         first.append(lark.rule(f"{opening} {message} TEXT {next_one}"))
     if calls is not None:
         if not calls.required:

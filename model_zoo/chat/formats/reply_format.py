@@ -31,6 +31,7 @@ from model_zoo.chat.formats.tagged import (
     BareNames,
     BarePython,
     TaggedReply,
+    ThinkingEnd,
     ThinkingTags,
 )
 
@@ -176,22 +177,21 @@ _BY_NAME = {syntax.name: syntax for syntax in (*_SYNTAXES, _GENERIC)}
 @dataclass(frozen=True, slots=True)
 class MessageSyntax:
     """How a family writes replies of several messages. A template that contains all of `signs`
-    belongs to it. `thinks`: whether some of the messages are thinking. `markup`: texts of control
-    tokens that `read` needs to see.
+    belongs to it. `thinking_end`: None if none of the messages is thinking. `markup`: texts of
+    control tokens that `read` needs to see.
     """
 
     name: str
     signs: tuple[str, ...]
     read: Callable[..., Steps[None]]
-    thinks: bool
+    thinking_end: ThinkingEnd | None = None
     markup: tuple[str, ...] = ()
 
 
 _MESSAGE_SYNTAXES = (
-    MessageSyntax("harmony", (harmony.CHANNEL, harmony.MESSAGE), harmony.read_harmony, True,
-                  harmony.MARKERS),
-    MessageSyntax("functionary", (">>>all", ">>>${recipient}"), functionary.read_functionary,
-                  False),
+    MessageSyntax("harmony", (harmony.CHANNEL, harmony.MESSAGE), harmony.read_harmony,
+                  ThinkingEnd(harmony.THINKING_END, harmony.THINKING), harmony.MARKERS),
+    MessageSyntax("functionary", (">>>all", ">>>${recipient}"), functionary.read_functionary),
 )  # fmt: skip
 _MESSAGES_BY_NAME = {syntax.name: syntax for syntax in _MESSAGE_SYNTAXES}
 
@@ -211,8 +211,15 @@ class ReplyFormat:
 
     @property
     def thinks(self) -> bool:
+        return self.thinking_end is not None
+
+    @property
+    def thinking_end(self) -> ThinkingEnd | None:
+        """None if replies have no thinking."""
         messages = _MESSAGES_BY_NAME.get(self.name)
-        return self.thinking is not None if messages is None else messages.thinks
+        if messages is not None:
+            return messages.thinking_end
+        return None if self.thinking is None else ThinkingEnd(self.thinking.close)
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -228,10 +235,13 @@ class ReplyFormat:
         """Whether the prompt ends with the tag that opens thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.open)
 
-    def within_thinking(self, text: str) -> bool:
-        """Whether a reply that begins with `text` continues with thinking."""
+    def begun_thinking(self, text: str) -> str | None:
+        """The thinking with which a reply that begins with `text` continues; None if it does not
+        continue with thinking."""
         tags = self.thinking
-        return tags is not None and text.rfind(tags.open) > text.rfind(tags.close)
+        if tags is None or text.rfind(tags.open) <= text.rfind(tags.close):
+            return None
+        return text.rpartition(tags.open)[2]
 
     def parser(
         self,
@@ -255,7 +265,7 @@ class ReplyFormat:
             self.thinking, openers, syntax.bare, syntax.dropped, calls_end_thinking=free
         )
         read = partial(tagged.read, tools=tools, thinks=thinks, continues=continues, formed=formed)
-        return ReplyParser(read)
+        return ReplyParser(read, thinks=thinks)
 
 
 @lru_cache(maxsize=64)

@@ -10,11 +10,19 @@ Grammar = Callable[[Scanner], Steps[None]]
 
 
 class ReplyParser:
-    """Splits the text of one reply into events by a grammar."""
+    """Splits the text of one reply into events by a grammar. `thinks`: it begins within
+    thinking."""
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, *, thinks: bool = False) -> None:
         self._scanner = Scanner()
+        self._scanner.thinking = thinks
         self._steps = grammar(self._scanner)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends within thinking. Text that may be the beginning of a tag
+        counts as what it would be without."""
+        return self._scanner.thinking
 
     def feed(self, text: str) -> list[Event]:
         """Add `text`; returns the events that are certain now."""

@@ -22,10 +22,12 @@ Emit = Callable[[str], None]
 
 
 class Scanner:
-    """Generated text that has been received but not yet consumed."""
+    """Generated text that has been received but not yet consumed. `thinking`: whether the consumed
+    text ends within thinking; only the grammar changes it."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.thinking = False
         self._complete = False
         self._held = ""
         self._recorded: list[str] | None = None

@@ -26,6 +26,15 @@ class ThinkingTags:
         return frozenset(text for text in found if text)
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingEnd:
+    """How thinking is ended from outside: `text` ends it, as the model would. `again`: what would
+    begin it again right behind; empty if nothing would."""
+
+    text: str
+    again: str = ""
+
+
 class BareCalls(Protocol):
     """Calls without a marker; they are recognised only at the beginning of a reply."""
 
@@ -135,7 +144,7 @@ class TaggedReply:
     def _think(self, scanner: Scanner, calls: Calls) -> Steps[tuple[str, ...]]:
         """Reads thinking up to its closing tag, or a call. Returns the tag if it may follow yet."""
         assert self.thinking is not None
-        closer, late = self.thinking.close, False
+        closer, late, scanner.thinking = self.thinking.close, False, True
         openers = self.openers if calls.tools and self.calls_end_thinking else {}
         yield from scanner.space()
         while not late:
@@ -145,7 +154,10 @@ class TaggedReply:
             if found is None or found[1] == closer:
                 break
             blank, opener = found
+            scanner.thinking = False
             late = yield from calls.read_in_thinking(blank + opener, openers[opener], closer)
+            scanner.thinking = not late
+        scanner.thinking = False
         yield from scanner.space()
         return (closer,) if late else ()
 

@@ -152,6 +152,17 @@ def test_templates_that_have_their_own_names_for_thinking_get_them(
     assert prompt_of(model_with(source), thinking=thinking) == told
 
 
+@pytest.mark.parametrize(
+    ("thinking", "budget", "told"),
+    [(None, 5, "5"), (True, 5, "5"), ("high", 5, "5"), (False, 5, "0"), (True, None, "unset")],
+)
+def test_a_template_that_tells_the_budget_gets_it(thinking: Any, budget: Any, told: str) -> None:
+    model = model_with("{{ thinking_budget | default('unset') }}")
+    assert prompt_of(model, thinking=thinking, thinking_budget=budget) == told
+    other = model_with("{{ thinking is defined }}")
+    assert prompt_of(other, thinking=thinking, thinking_budget=budget) == str(thinking is not None)
+
+
 def test_a_template_that_renders_no_probe_gets_efforts_as_they_are() -> None:
     source = (
         "{% if messages | length < 4 %}{{ raise_exception('no') }}{% endif %}"

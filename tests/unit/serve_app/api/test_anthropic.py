@@ -266,21 +266,22 @@ async def test_tool_choice_none_hides_the_tools():
 
 
 @pytest.mark.parametrize(
-    ("body", "thinking"),
+    ("body", "thinking", "budget"),
     [
-        ({}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, True),
-        ({"thinking": {"type": "disabled"}}, False),
-        ({"thinking": {"type": "between_tools"}}, False),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max"),
-        ({"output_config": {"effort": "xhigh"}}, "high"),
-        ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled"}}, True),
+        ({}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 63}}, True, 63),
+        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, False, None),
+        ({"thinking": {"type": "between_tools"}}, False, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max", None),
+        ({"output_config": {"effort": "xhigh"}}, "high", None),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled"}}, True, None),
     ],
 )
-async def test_thinking_reaches_the_template_and_is_optional(body, thinking):
+async def test_thinking_reaches_the_template_and_is_optional(body, thinking, budget):
     prompt = (await task_of(**body)).prompt
     assert isinstance(prompt, Conversation)
     assert (prompt.thinking, prompt.thinking_optional) == (thinking, True)
+    assert prompt.thinking_budget == budget
 
 
 def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
@@ -299,6 +300,8 @@ BAD = [
     ({"stop_sequences": [""]}, 'field "stop_sequences" has an empty string'),
     ({"stop_sequences": "x"}, 'field "stop_sequences" must be of type array'),
     ({"thinking": {"type": "hard"}}, 'field "thinking.type" is "hard"'),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, '"thinking.budget_tokens" is 0'),
+    ({"thinking": {"type": "enabled", "budget_tokens": 64}}, 'field "max_tokens" is 64; it must'),
     ({"output_config": {"effort": "huge"}}, 'field "output_config.effort" is "huge"'),
     ({"mcp_servers": [{"url": "x"}]}, 'field "mcp_servers" is not served yet'),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, '"tools[0].type" is "bash_20250124"'),

@@ -170,6 +170,46 @@ async def test_an_answer_is_a_new_turn_or_continues_one():
     assert '"continue_final_message" needs' in response.json()["error"]["message"]
 
 
+BUDGETS = [
+    "thinking_token_budget",
+    "reasoning_budget_tokens",
+    "thinking_budget_tokens",
+    "thinking_budget",
+]
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+async def test_a_budget_of_thinking_reaches_the_model(name):
+    extra = {name: 40, "reasoning_budget_message": " Enough.", "reasoning_effort": "high"}
+    prompt = (await task_of(CHAT, {"messages": USER, **extra})).prompt
+    assert (prompt.thinking_budget, prompt.budget_message) == (40, " Enough.")
+    assert prompt.thinking == "high"
+    none = (await task_of(CHAT, {"messages": USER, **extra, name: 0})).prompt
+    assert (none.thinking_budget, none.thinking) == (0, False)
+    unlimited = (await task_of(CHAT, {"messages": USER, name: -1})).prompt
+    assert (unlimited.thinking_budget, unlimited.thinking) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"thinking_token_budget": -2}, 'field "thinking_token_budget" is -2'),
+        ({"thinking_budget": 1.5}, 'field "thinking_budget" is 1.5; it must be an integer'),
+        ({"thinking_budget_tokens": "9"}, 'field "thinking_budget_tokens" must be of type integer'),
+        (
+            {"thinking_budget": 1, "thinking_token_budget": 1},
+            'fields "thinking_token_budget" and "thinking_budget" mean the same',
+        ),
+        ({"reasoning_budget_message": "x" * 1025}, 'field "reasoning_budget_message" must'),
+    ],
+    ids=str,
+)
+async def test_a_wrong_budget_is_refused_by_name(extra, reason):
+    response = await post(CHAT, {"messages": USER, **extra})
+    assert response.status_code == 400
+    assert reason in response.json()["error"]["message"]
+
+
 UNSERVED = [
     ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
@@ -180,13 +220,13 @@ UNSERVED = [
 UNSERVED_CHAT = [
     ("documents", [{"text": "x"}]), ("chat_template", "x"),
     ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
-    ("thinking_token_budget", 5), ("web_search_options", {}),
+    ("web_search_options", {}),
     ("web_search_options", {"user_location": {}}),
     ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
     ("functions", [{"name": "f"}]), ("best_of", 2), ("echo", True),
 ]  # fmt: skip
 CASES = [(path, *case) for path in (CHAT, TEXT) for case in UNSERVED]
-CASES += [(CHAT, *case) for case in UNSERVED_CHAT]
+CASES += [(CHAT, *case) for case in UNSERVED_CHAT] + [(TEXT, "thinking_token_budget", 5)]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), CASES, ids=[f"{p}-{n}" for p, n, _ in CASES])
@@ -212,6 +252,7 @@ OFF = {
     "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
                  "temperature"],
     "min_keep": 0, "n_probs": 0, "cache_prompt": True, "id_slot": -1, "n_keep": 4, "grammar": "",
+    "thinking_token_budget": -1, "reasoning_budget_message": "",
     "reasoning_format": "auto", "t_max_predict_ms": -1, "lora": [], "n_predict": -1,
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,7 @@ async def check_cuts(replicas, task: ChatTask) -> ChatDelta:
     deltas = await deltas_of(first, task)
     whole = merge(deltas)
     cuts = range(0, len(deltas), -(-len(deltas) // CUTS))
+    ignored: dict[str, Any] = {"usage": None, "thinking_tokens": 0}
     for cut in cuts:
         failover = FailoverState(task, FailoverRules())
         failover.begin_attempt(FIRST)
@@ -54,7 +56,8 @@ async def check_cuts(replicas, task: ChatTask) -> ChatDelta:
         failover.begin_attempt(SECOND)
         rest = [failover.accept(delta) for delta in await deltas_of(second, failover.task)]
         found = merge([*had, *rest])
-        assert dataclasses.replace(found, usage=None) == dataclasses.replace(whole, usage=None), cut
+        # How many tokens are thinking is estimated for each delta.
+        assert dataclasses.replace(found, **ignored) == dataclasses.replace(whole, **ignored), cut
         assert found.usage is not None and whole.usage is not None
         assert found.usage.prompt_tokens == whole.usage.prompt_tokens
         assert found.usage.completion_tokens == whole.usage.completion_tokens
@@ -114,6 +117,16 @@ async def test_an_answer_of_several_contexts_is_the_same(replicas, how):
     task = dataclasses.replace(TASK, sampling=SAMPLINGS[how], max_tokens=100, ending=ending)
     whole = await check_cuts(replicas, dataclasses.replace(task, context_tokens=48, shift_keep=4))
     assert len(whole.tokens) == 100
+
+
+@pytest.mark.parametrize("thinking_budget", [0, 9])
+async def test_thinking_is_cut_off_at_the_same_place(replicas, thinking_budget):
+    source = Conversation(
+        (Message("user", "Hi"),), template="{{ .Prompt }}<think>", thinking_budget=thinking_budget
+    )
+    whole = await check_cuts(replicas, dataclasses.replace(TASK, prompt=source))
+    thought, end, text = whole.text.partition("</think>")
+    assert end and text and bool(thought) == bool(thinking_budget)
 
 
 async def test_the_returned_context_is_the_same(replicas):

@@ -1,0 +1,43 @@
+"""Limits the thinking in the answer to a request."""
+
+import dataclasses
+from functools import partial
+
+from model_zoo.chat_model import Prompt
+from model_zoo.grammars.thinking_budget import ThinkingBudget
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.engine.request import GenerationRequest
+from runtime.errors import RequestError
+from serve_app.messages.tasks import Conversation, ReplyOpening
+
+
+def within_budget(
+    request: GenerationRequest,
+    source: Conversation,
+    prompt: Prompt,
+    opening: ReplyOpening | None,
+    tokenizer: Tokenizer,
+) -> GenerationRequest:
+    """The request with the budget of `source`, of which it has the prompt. `opening`: of its reply.
+    A model without thinking keeps every budget. Raises RequestError for a message that contains
+    markers of the model's replies, which would end its thinking early."""
+    end = None if opening is None else opening.format.thinking_end
+    if opening is None or end is None or source.thinking_budget is None:
+        return request
+    if any(marker in source.budget_message for marker in opening.format.markup):
+        raise RequestError('field "reasoning_budget_message" contains a marker of the model')
+    message = tokenizer.encode(source.budget_message) if source.thinking_budget else []
+    again = tokenizer.encode(end.again)
+
+    def token_bytes(token: int) -> bytes:
+        return prompt.markup.get(token) or tokenizer.token_bytes(token)
+
+    grammar = ThinkingBudget(
+        request.grammar,
+        max(0, source.thinking_budget - prompt.thought),
+        (*message, *tokenizer.encode(end.text, parse_special=True)),
+        again[0] if again else None,
+        partial(opening.parser, source.tools),
+        token_bytes,
+    )
+    return dataclasses.replace(request, grammar=grammar)
