@@ -209,6 +209,15 @@ class BodyReader:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
 
 
+def parsed(kind: type[AnyBody], place: str, raw: Any) -> AnyBody:
+    """The object at `place` of a body, which is parsed after the body. Raises RequestError that
+    names the field that is wrong or missing."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise RequestError(_message(error.errors(include_url=False), raw, place)) from None
+
+
 def query_integer(name: str, text: str, bounds: Bounds) -> int:
     """The value of a parameter of the address. Raises RequestError with its name if the text is no
     integer within `bounds`."""
@@ -271,11 +280,12 @@ def _refused(value: Any, neutral: list[Any]) -> bool:
     return _without_nulls(value) not in neutral
 
 
-def _message(errors: list[ErrorDetails], raw: Any) -> str:
-    """Names the first field that is wrong in the body `raw`, and what it must be. A value of none
-    of several types has an error for each of them."""
+def _message(errors: list[ErrorDetails], raw: Any, within: str = "") -> str:
+    """Names the first field that is wrong in the object `raw` at `within`, and what it must be. A
+    value of none of several types has an error for each of them."""
     place = _place(errors[0], raw)
     same = [error for error in errors if _place(error, raw) == place]
+    place = ".".join(filter(None, (within, place)))
     error = next((each for each in same if each["type"] not in REQUIRED_TYPES), same[0])
     match error["type"]:
         case "missing":

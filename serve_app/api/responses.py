@@ -15,6 +15,7 @@ from model_zoo.chat.messages import Message
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader, query_integer
+from serve_app.api.offered_tools import OfferedTools
 from serve_app.api.openai import error_body, openai_task
 from serve_app.api.reply import JSON, Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
@@ -22,12 +23,12 @@ from serve_app.api.request_images import ImageReader, UnreadMessage
 from serve_app.api.responses_body import ResponsesBody
 from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.responses_input import (
-    Item,
     PlacedItem,
     new_response_id,
     read_items,
     unread_messages_of,
 )
+from serve_app.api.responses_parts import Item
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.api.thinking_fields import thinking_for
@@ -54,10 +55,10 @@ class OpenAIResponses:
         body = await self.bodies.read(ResponsesBody, request)
         self._check(body)
         model = await self.backend.served(body.model, allowed_models(request))
-        options, logprobs = body.options(model), body.logprobs()
-        tools = await self.bodies.convert(request, body.functions)
-        output, calls = body.output_form(), body.calls(tools)
-        prompt, items = await self._conversation(request, body, model, tools)
+        options, logprobs, output = body.options(model), body.logprobs(), body.output_form()
+        asked = await self._asked(request, body, model)
+        items, prompt = asked.items, asked.prompt
+        calls = body.calls(asked.offered, prompt.tools)
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
@@ -65,7 +66,7 @@ class OpenAIResponses:
             task = replace(task, truncation=Truncation(turns=True))
         store = body.store and self.history.stores
         facts = body.facts(new_response_id(), options) | {"store": store}
-        encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces(), body.custom())
+        encoder = ResponseEncoder(facts, ReplyReader(prompt.tools), asked.offered.by_name())
         ending = self._storing(tenant_id(request), encoder, items) if store else None
         deltas = self.backend.generate(task)
         deltas = _begun_if_too_long(deltas) if body.stream else deltas
@@ -76,12 +77,11 @@ class OpenAIResponses:
         body = await self.bodies.read(ResponsesBody, request)
         self._check(body)
         model = await self.backend.served(body.model, allowed_models(request))
-        tools = await self.bodies.convert(request, body.functions)
-        prompt, _ = await self._conversation(request, body, model, tools)
+        asked = await self._asked(request, body, model)
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
-            prompt,
+            asked.prompt,
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )
@@ -117,25 +117,22 @@ class OpenAIResponses:
         for kind in body.left_out():
             self.bodies.leave_out(f"tools[].type: {kind}")
 
-    async def _conversation(
-        self,
-        request: Request,
-        body: ResponsesBody,
-        model: ServedModel,
-        tools: tuple[dict[str, Any], ...],
-    ) -> tuple[Conversation, list[Item]]:
-        """The conversation, and the items of the request."""
+    async def _asked(self, request: Request, body: ResponsesBody, model: ServedModel) -> "_Asked":
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
         given = await self.bodies.convert(request, read_items, body.input)
         items = await self.history.resolved(tenant, given)
         earlier = await self.history.before(tenant, body.previous_response_id)
+        placed = [*earlier, *(PlacedItem(f"input[{n}]", item) for n, item in enumerate(items))]
+        offered = await self.bodies.convert(request, body.offered, placed)
+        tools = await self.bodies.convert(request, offered.functions)
         unread = await self.bodies.convert(
-            request, _unread_messages, body.instructions, earlier, items
+            request, _unread_messages, body.instructions, len(items), placed
         )
         if body.truncation == "auto":
             unread = self.images.recent(unread)
         messages = await self.images.messages(model, unread, tenant=tenant)
-        return Conversation(messages, thinking, tools=tools), items
+        tools = () if body.tool_choice == "none" else tools
+        return _Asked(Conversation(messages, thinking, tools=tools), items, offered)
 
     def _storing(
         self, tenant: str, encoder: ResponseEncoder, items: list[Item]
@@ -150,6 +147,15 @@ class OpenAIResponses:
             await self.history.put(tenant, response)
 
         return store
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for: the conversation to continue, its own items, and the tools."""
+
+    prompt: Conversation
+    items: list[Item]
+    offered: OfferedTools
 
 
 async def _begun_if_too_long(
@@ -175,18 +181,18 @@ _COUNT = WholeEncoder(_counted, error_body)
 
 
 def _unread_messages(
-    instructions: str | None, earlier: list[PlacedItem], items: list[Item]
+    instructions: str | None, given: int, items: list[PlacedItem]
 ) -> list[UnreadMessage]:
-    if not items:
+    """The messages of the conversation, of whose `items` the last `given` are the request's."""
+    if not given:
         raise RequestError('field "input" has no items')
-    if len(earlier) + len(items) > MAX_ITEMS:
+    if len(items) > MAX_ITEMS:
         raise RequestError(
-            f"the conversation has {len(earlier) + len(items):,} items; at most {MAX_ITEMS:,} are "
-            "accepted. Begin a new conversation"
+            f"the conversation has {len(items):,} items; at most {MAX_ITEMS:,} are accepted. Begin "
+            "a new conversation"
         )
     system = [UnreadMessage.of(Message("system"), instructions)] if instructions else []
-    given = [PlacedItem(f"input[{index}]", item) for index, item in enumerate(items)]
-    return [*system, *unread_messages_of([*earlier, *given])]
+    return [*system, *unread_messages_of(items)]
 
 
 def _page(items: list[Item], query: dict[str, Any]) -> tuple[list[Item], bool]:

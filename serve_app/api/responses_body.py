@@ -1,20 +1,25 @@
 """The request body of OpenAI's /v1/responses, and its fields that a response object repeats."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
-from serve_app.api.custom_tools import function_of, input_form
 from serve_app.api.fields import Body, Items, harmless, unserved
+from serve_app.api.offered_tools import (
+    OfferedTools,
+    left_out,
+    responses_choice,
+    shown_choice,
+    shown_tool,
+)
 from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
-from serve_app.api.responses_input import full_name, image_bytes
-from serve_app.api.tool_choice import call_rule, responses_choice
-from serve_app.api.tools import NAME, Function, described
+from serve_app.api.responses_input import DECLARING, PlacedItem, image_bytes
+from serve_app.api.responses_tools import PlacedTool, ResponseTool, placed_tools, tools_in
+from serve_app.api.tool_choice import call_rule
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
 
@@ -26,33 +31,9 @@ _INCLUDABLE = frozenset(
     | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
     | {"computer_call_output.output.image_url", "code_interpreter_call.outputs"}
 )
-# Tools of OpenAI's servers that agents offer in each request beside their own, such as Codex.
-_OFFERED = ("web_search", "web_search_preview", "image_generation")
-MAX_NAME_CHARACTERS = 256
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
-
-
-class ResponseFunction(Body):
-    """A function, or a custom tool, which has a `format` instead of parameters."""
-
-    type: str = "function"
-    name: str | None = Field(default=None, pattern=NAME)
-    description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    format: Any = None
-    strict: bool = False
-    defer_loading: Any = harmless()
-    output_schema: Any = harmless()
-    asynchronous: Any = harmless(alias="async")
-    allowed_callers: Any = harmless()
-
-
-class ResponseTool(ResponseFunction):
-    """A tool, or a namespace of tools. Those of OpenAI's servers have other types."""
-
-    tools: Items[ResponseFunction] = Field(default_factory=list)
 
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -158,56 +139,38 @@ class ResponsesBody(Body):
         return top if LOGPROBS in self.include else None
 
     def left_out(self) -> list[str]:
-        """The types of tools of OpenAI's servers that are left out, because there are others."""
-        offered = [tool.type for tool in self.tools if tool.type in _OFFERED]
-        return offered if len(offered) < len(self.tools) else []
+        """The types of the tools that are left out."""
+        return [tool.type for tool in left_out(self.tools)]
 
-    def functions(self) -> tuple[dict[str, Any], ...]:
-        """The tools as templates read them, unless the request forbids their use. Names of a
-        namespace's tools begin with its own."""
-        functions = [_function(each) for each in self._placed()]
-        declared = described(functions, name_field="name")
-        return () if self.tool_choice == "none" else declared
+    def offered(self, items: Sequence[PlacedItem]) -> OfferedTools:
+        """The tools that the model may call: those of the request, without those that are left out,
+        and those that `items`, the conversation, declare."""
+        found = (
+            tool
+            for placed in items
+            if placed.item["type"] in DECLARING
+            for tool in placed_tools(f"{placed.place}.tools", tools_in(placed.place, placed.item))
+        )
+        return OfferedTools.of(self._kept(), found)
 
-    def custom(self) -> frozenset[str]:
-        """The names of the custom tools."""
-        return frozenset(each.full_name for each in self._placed() if each.tool.type == "custom")
+    def calls(self, offered: OfferedTools, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
+        """How the model may call `tools`, the functions of `offered` or none of them."""
+        return call_rule(
+            tools,
+            responses_choice(self.tool_choice),
+            strict=offered.strict(),
+            parallel=self.parallel_tool_calls,
+            inputs=offered.inputs(),
+        )
 
-    def namespaces(self) -> dict[str, str]:
-        """The namespaces of `functions` by their names."""
-        return {
-            full_name(tool.name, each.name): tool.name
-            for tool in self.tools
-            for each in tool.tools
-            if tool.name is not None and each.name is not None
-        }
-
-    def calls(self, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
-        """How the `functions` may be called."""
-        placed, choice = [*self._placed()], responses_choice(self.tool_choice)
-        strict = [each.full_name for each in placed if each.tool.strict]
-        inputs = {each.full_name: form for each in placed if (form := each.input_form())}
-        parallel = self.parallel_tool_calls
-        return call_rule(tools, choice, strict=strict, parallel=parallel, inputs=inputs)
-
-    def _placed(self) -> Iterator["_PlacedTool"]:
-        """The tools, also those in namespaces."""
-        for index, tool in self._kept():
-            place = f"tools[{index}]"
-            if tool.type == "namespace":
-                namespace = _name(place, tool)
-                for number, each in enumerate(tool.tools):
-                    yield _PlacedTool(f"{place}.tools[{number}]", each, namespace)
-            else:
-                yield _PlacedTool(place, tool)
-
-    def _kept(self) -> list[tuple[int, ResponseTool]]:
-        """The tools that are not left out, with their indices."""
-        left_out = frozenset(self.left_out())
-        return [each for each in enumerate(self.tools) if each[1].type not in left_out]
+    def _kept(self) -> list[PlacedTool]:
+        """The tools that are not left out, also those in namespaces."""
+        dropped = left_out(self.tools)
+        return [each for each in placed_tools("tools", self.tools) if each.tool not in dropped]
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
+        dropped = left_out(self.tools)
         return {
             "id": id,
             "object": "response",
@@ -226,61 +189,12 @@ class ResponsesBody(Body):
             "store": self.store,
             "temperature": options.temperature,
             "text": {"format": _shown_format(self.text.format)},
-            "tool_choice": _shown_choice(self.tool_choice),
-            "tools": [_shown(tool) for _, tool in self._kept()],
+            "tool_choice": shown_choice(self.tool_choice),
+            "tools": [shown_tool(tool) for tool in self.tools if tool not in dropped],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": options.top_p,
             "truncation": self.truncation,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _PlacedTool:
-    """A function or a custom tool, with its place in the request and its namespace."""
-
-    place: str
-    tool: ResponseFunction
-    namespace: str | None = None
-
-    @property
-    def full_name(self) -> str:
-        return full_name(self.namespace, _name(self.place, self.tool))
-
-    def input_form(self) -> OutputForm | None:
-        """The form of the input of a custom tool."""
-        if self.tool.type != "custom":
-            return None
-        return input_form(self.place, self.tool.format, nested=False)
-
-
-def _function(placed: _PlacedTool) -> Function:
-    place, tool = placed.place, placed.tool
-    if tool.type not in ("function", "custom"):
-        raise RequestError(f'field "{place}.type" is "{tool.type[:80]}", which is not served')
-    name = placed.full_name
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise RequestError(
-            f'field "{place}.name" has more than {MAX_NAME_CHARACTERS} characters with its '
-            "namespace"
-        )
-    if tool.type == "custom":
-        return function_of(name, tool.description, placed.input_form())
-    return Function(name=name, description=tool.description, parameters=tool.parameters)
-
-
-def _name(place: str, tool: ResponseFunction) -> str:
-    if tool.name is None:
-        raise RequestError(f'field "{place}.name" is required')
-    return tool.name
-
-
-def _shown(tool: ResponseFunction) -> dict[str, Any]:
-    shown = {"type": tool.type, "name": tool.name, "description": tool.description}
-    if isinstance(tool, ResponseTool) and tool.type == "namespace":
-        return shown | {"tools": [_shown(each) for each in tool.tools]}
-    if tool.type == "custom":
-        return shown | {"format": tool.format or {"type": "text"}}
-    return shown | {"parameters": tool.parameters, "strict": tool.strict}
 
 
 def _shown_format(format: Any) -> dict[str, Any]:
@@ -291,16 +205,3 @@ def _shown_format(format: Any) -> dict[str, Any]:
     known = {name: text if isinstance(text, str) else None for name, text in texts.items()}
     strict = format.get("strict") is True
     return {"type": "json_schema", **known, "schema": format["schema"], "strict": strict}
-
-
-def _shown_choice(value: Any) -> Any:
-    """`tool_choice` in the response object: the fields that `responses_choice` reads."""
-    if isinstance(value, str):
-        return value
-    choice = responses_choice(value)
-    if choice.names is None:
-        return "auto"
-    if value["type"] != "allowed_tools":
-        return {"type": value["type"], "name": value["name"]}
-    tools = [{"type": tool["type"], "name": tool["name"]} for tool in value["tools"]]
-    return {"type": "allowed_tools", "mode": value["mode"], "tools": tools}

@@ -10,7 +10,8 @@ from runtime.errors import RequestError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.fields import INLINE_BYTES
 from serve_app.api.refusals import PreviousResponseError, ResponseNotFoundError
-from serve_app.api.responses_input import Item, PlacedItem, image_bytes, response_of
+from serve_app.api.responses_input import PlacedItem, image_bytes, response_of
+from serve_app.api.responses_parts import Item
 from serve_app.fair_gate import FairGate
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Selection, StoredResponse

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -11,21 +11,22 @@ import msgspec
 
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
-from serve_app.api.custom_tools import input_of
 from serve_app.api.json_lines import on_one_line
+from serve_app.api.offered_tools import call_item
 from serve_app.api.openai import COMMENT, StreamEncoder, logprob_entry
 from serve_app.api.refusals import CONTEXT_EXCEEDED, Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
-from serve_app.api.responses_input import Item, item_id
+from serve_app.api.responses_calls import StreamEvent
+from serve_app.api.responses_input import item_id
+from serve_app.api.responses_parts import Item
+from serve_app.api.responses_tools import PlacedTool
 from serve_app.messages.tasks import ChatDelta, TokenLogprob
-
-StreamEvent = dict[str, Any]
 
 
 class ResponseEncoder(StreamEncoder):
     """One response, streamed or whole. `facts`: fields of the response object that do not depend on
-    the reply, such as its id. `reader` separates the parts of the reply. `namespaces`: namespaces
-    of tools by the tools' names. `custom`: the names of custom tools.
+    the reply, such as its id. `reader` separates the parts of the reply. `tools`: those that the
+    model may call, by the names that it knows.
 
     `final`: the response object after the end of the reply.
     """
@@ -34,14 +35,13 @@ class ResponseEncoder(StreamEncoder):
         self,
         facts: Mapping[str, Any],
         reader: ReplyReader,
-        namespaces: Mapping[str, str],
-        custom: Set[str],
+        tools: Mapping[str, PlacedTool],
     ) -> None:
         self.final: dict[str, Any] | None = None
         self._facts = facts
         self._reader = reader
         summarised = facts["reasoning"]["summary"] is not None
-        self._output = Output(facts["id"], namespaces, custom, summarised=summarised)
+        self._output = Output(facts["id"], tools, summarised=summarised)
         self._created_at = int(time.time())
         self._sent = 0  # number of events
 
@@ -126,13 +126,10 @@ class Output:
     is text. `summarised`: the thinking is reported as its summary, instead of as its text.
     """
 
-    def __init__(
-        self, id: str, namespaces: Mapping[str, str], custom: Set[str], *, summarised: bool
-    ) -> None:
+    def __init__(self, id: str, tools: Mapping[str, PlacedTool], *, summarised: bool) -> None:
         self.items: list[Item] = []
         self._id = id
-        self._namespaces = namespaces
-        self._custom = custom
+        self._tools = tools
         self._summarised = summarised
         self._collected = Collected()
         self._open: _TextItem | None = None
@@ -172,44 +169,17 @@ class Output:
         return [*events, self._open.add(text, logprobs)]
 
     def _call(self, call: Call) -> list[StreamEvent]:
-        index, custom = len(self.items), call.name in self._custom
-        kind = _CUSTOM if custom else _FUNCTION
-        given = input_of(call) if custom else call.arguments or "{}"
-        item = {
-            "id": item_id(kind.prefix, self._id, index),
-            "type": kind.type,
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            kind.field: given,
-        }
-        namespace = self._namespaces.get(call.name)
-        if namespace is not None:
-            item |= {"namespace": namespace, "name": call.name.removeprefix(f"{namespace}.")}
+        index = len(self.items)
+        kind, fields = call_item(self._tools.get(call.name), call)
+        item = {"id": item_id(kind.prefix, self._id, index), **fields}
         self.items.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        begun = item | {"status": "in_progress", kind.field: ""}
+        place = {"output_index": index}
+        begun = item | kind.begun(item) | {"status": "in_progress"}
         return [
-            {"type": "response.output_item.added", "output_index": index, "item": begun},
-            {"type": f"response.{kind.events}.delta", **place, "delta": given},
-            {"type": f"response.{kind.events}.done", **place, kind.field: given},
-            {"type": "response.output_item.done", "output_index": index, "item": item},
+            {"type": "response.output_item.added", **place, "item": begun},
+            *(event | place for event in kind.events(item)),
+            {"type": "response.output_item.done", **place, "item": item},
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _CallKind:
-    """The names of an item with a call: its type, the prefix of its ids, the field with what the
-    tool gets, and the prefix of events about that."""
-
-    type: str
-    prefix: str
-    field: str
-    events: str
-
-
-_FUNCTION = _CallKind("function_call", "fc", "arguments", "function_call_arguments")
-_CUSTOM = _CallKind("custom_tool_call", "ctc", "input", "custom_tool_call_input")
 
 
 class _Logprobs:

@@ -48,25 +48,6 @@ def openai_choice(value: Any) -> ToolChoice:
     )
 
 
-def responses_choice(value: Any) -> ToolChoice:
-    """The choice in the field `tool_choice` of OpenAI's responses, which is flatter."""
-    match value:
-        case None | "auto" | "none" | "required":
-            return openai_choice(value)
-        case {"type": "function" | "custom", "name": str(name)}:
-            return ToolChoice((name,), required=True)
-        case {
-            "type": "allowed_tools",
-            "mode": ("auto" | "required") as mode,
-            "tools": [*tools],
-        } if all(_names_tool(tool) for tool in tools):
-            return ToolChoice(tuple(tool["name"] for tool in tools), required=mode == "required")
-    raise RequestError(
-        'field "tool_choice" must be none, auto, required, {"type": "function", "name": ...} or '
-        '{"type": "allowed_tools", "mode": ..., "tools": [{"type": "function", "name": ...}]}'
-    )
-
-
 def call_rule(
     tools: Sequence[Tool],
     choice: ToolChoice,
@@ -103,13 +84,6 @@ def call_rule(
     field = choice.field if choice.required or limited else "tools"
     forms = tuple((name, inputs[name]) for name in held if name in inputs)
     return CallRule(names, held, choice.required, parallel, field, forms)
-
-
-def _names_tool(tool: Any) -> bool:
-    match tool:
-        case {"type": "function" | "custom", "name": str()}:
-            return True
-    return False
 
 
 def _allowed(index: int, tool: Any) -> str:

@@ -22,10 +22,10 @@ from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.responses_body import (
     ReasoningSettings,
     ResponsesBody,
-    ResponseTool,
     TextSettings,
 )
 from serve_app.api.responses_reply import ResponseEncoder
+from serve_app.api.responses_tools import ResponseTool
 from serve_app.config.options import Options
 from serve_app.messages.tasks import ChatDelta, ReplyOpening, Truncation
 from tests.unit.serve_app.fake_replicas import (
@@ -239,7 +239,7 @@ async def test_a_reply_without_text_has_no_items():
 
 def encoder() -> ResponseEncoder:
     facts = {"id": "resp_" + "0" * 32, "reasoning": {"summary": None}}
-    return ResponseEncoder(facts, ReplyReader(), {}, frozenset())
+    return ResponseEncoder(facts, ReplyReader(), {})
 
 
 def test_a_reply_that_reaches_its_limit_is_incomplete():

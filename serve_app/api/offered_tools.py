@@ -1,0 +1,301 @@
+"""The tools that a request to OpenAI's /v1/responses offers to the model, each as a function.
+
+`TYPES` has the types of tools that models can call. Clients execute these calls.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from model_zoo.grammars.constraint import OutputForm
+from runtime.errors import RequestError
+from serve_app.api.custom_tools import function_of, input_form
+from serve_app.api.refusals import UnservedFieldError
+from serve_app.api.reply_reader import Call
+from serve_app.api.responses_calls import (
+    APPLY_PATCH,
+    CUSTOM,
+    FUNCTION,
+    LOCAL_SHELL,
+    SHELL,
+    TOOL_SEARCH,
+    CallKind,
+)
+from serve_app.api.responses_parts import Item
+from serve_app.api.responses_tools import (
+    NAMESPACE,
+    PlacedTool,
+    ResponseFunction,
+    ResponseTool,
+)
+from serve_app.api.tool_choice import ToolChoice, openai_choice
+from serve_app.api.tools import Function, described
+
+MAX_NAME_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ToolType:
+    """A type of tools. `calls`: the items with its calls. `function`: what the model sees of a
+    tool. `shown`: its fields that the response object repeats. `strict`: whether calls must always
+    follow the parameters, because items of calls can express nothing else."""
+
+    calls: CallKind
+    function: Callable[[PlacedTool], Function]
+    shown: tuple[str, ...] = ()
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools that the model may call."""
+
+    placed: tuple[PlacedTool, ...]
+
+    @classmethod
+    def of(cls, tools: Iterable[PlacedTool], found: Iterable[PlacedTool]) -> "OfferedTools":
+        """The `tools` of the request, and others that items of the conversation declare, which
+        searches have `found`. Raises RequestError for types that are not served."""
+        declared = [*tools]
+        known = {each.full_name for each in map(_served, declared)}
+        for each in found:
+            if _served(each).full_name not in known:
+                known.add(each.full_name)
+                declared.append(each)
+        return cls(tuple(declared))
+
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The tools as templates read them. Names of a namespace's tools begin with its own."""
+        return described([_function(each) for each in self.placed], name_field="name")
+
+    def by_name(self) -> dict[str, PlacedTool]:
+        """The tools by the names of `functions`."""
+        return {each.full_name: each for each in self.placed}
+
+    def strict(self) -> list[str]:
+        """The names of those whose calls must follow their parameters."""
+        strict = (each for each in self.placed if each.tool.strict or _type(each).strict)
+        return [each.full_name for each in strict]
+
+    def inputs(self) -> dict[str, OutputForm]:
+        """The forms of the inputs of custom tools, as far as they have one."""
+        custom = (each for each in self.placed if each.tool.type == "custom")
+        return {each.full_name: form for each in custom if (form := _input_form(each))}
+
+
+def left_out(tools: list[ResponseTool]) -> list[ResponseTool]:
+    """The tools of OpenAI's servers that are left out, because there are others: those that agents
+    such as Codex offer in each request beside their own, and the search for tools that a request
+    declares, because all of these are shown to the model."""
+    offered = [
+        tool
+        for tool in tools
+        if tool.type in ("web_search", "web_search_preview", "image_generation")
+        or (tool.type == "tool_search" and tool.execution != "client")
+    ]
+    return offered if len(offered) < len(tools) else []
+
+
+def call_item(tool: PlacedTool | None, call: Call) -> tuple[CallKind, Item]:
+    """The kind of the item for a call of `tool`, and the item without ids. A call that the item of
+    the tool's type cannot express is one of a function, which clients answer with an error."""
+    kind = FUNCTION if tool is None else _type(tool).calls
+    fields = kind.written(call)
+    if fields is None:
+        kind = FUNCTION
+        fields = kind.written(call)
+    assert fields is not None
+    item = {"type": kind.call, "status": "completed", "call_id": call.id}
+    if kind.tool is None:
+        item["name"] = call.name if tool is None else tool.name
+        if tool is not None and tool.namespace is not None:
+            item["namespace"] = tool.namespace
+    return kind, item | fields
+
+
+def responses_choice(value: Any) -> ToolChoice:
+    """The choice in the field `tool_choice`, which is flatter than that of chat completions."""
+    match value:
+        case None | "auto" | "none" | "required":
+            return openai_choice(value)
+        case {
+            "type": "allowed_tools",
+            "mode": ("auto" | "required") as mode,
+            "tools": [*tools],
+        } if all(names := [_chosen(tool) for tool in tools]):
+            return ToolChoice(tuple(filter(None, names)), required=mode == "required")
+    name = _chosen(value)
+    if name is not None:
+        return ToolChoice((name,), required=True)
+    raise RequestError(
+        'field "tool_choice" must be none, auto, required, {"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [{"type": "function", "name": ...}]}'
+    )
+
+
+def shown_tool(tool: ResponseFunction) -> Item:
+    """A declaration in the response object."""
+    shown: Item = {"type": tool.type}
+    names = ("name", "description") if tool.type == NAMESPACE else TYPES[tool.type].shown
+    shown |= {name: getattr(tool, name) for name in names}
+    if isinstance(tool, ResponseTool) and tool.type == NAMESPACE:
+        shown["tools"] = [shown_tool(each) for each in tool.tools]
+    if tool.type == "custom":
+        shown["format"] = tool.format or {"type": "text"}
+    if isinstance(tool, ResponseTool) and tool.environment is not None:
+        shown["environment"] = tool.environment.model_dump(include={"type", "skills"})
+    return shown
+
+
+def shown_choice(value: Any) -> Any:
+    """`tool_choice` in the response object: the fields that `responses_choice` reads."""
+    if isinstance(value, str):
+        return value
+    choice = responses_choice(value)
+    if choice.names is None:
+        return "auto"
+    if value["type"] != "allowed_tools":
+        return _reference(value)
+    return {
+        "type": "allowed_tools",
+        "mode": value["mode"],
+        "tools": [_reference(tool) for tool in value["tools"]],
+    }
+
+
+def _chosen(tool: Any) -> str | None:
+    """The name of the tool that an object refers to; None if it does not."""
+    match tool:
+        case {"type": "function" | "custom", "name": str(name)}:
+            return name
+        case {"type": "shell" | "local_shell" | "apply_patch" | "tool_search" as name}:
+            return str(name)
+    return None
+
+
+def _reference(tool: Item) -> Item:
+    return {name: tool[name] for name in ("type", "name") if name in tool}
+
+
+def _served(placed: PlacedTool) -> PlacedTool:
+    place, kind = placed.place, placed.tool.type
+    if kind not in TYPES or not (placed.namespace is None or TYPES[kind].calls.tool is None):
+        raise RequestError(f'field "{place}.type" is "{kind[:80]}", which is not served')
+    return placed
+
+
+def _type(placed: PlacedTool) -> ToolType:
+    return TYPES[placed.tool.type]
+
+
+def _function(placed: PlacedTool) -> Function:
+    if len(placed.full_name) > MAX_NAME_CHARACTERS:
+        raise RequestError(
+            f'field "{placed.place}.name" has more than {MAX_NAME_CHARACTERS} characters with its '
+            "namespace"
+        )
+    return _type(placed).function(placed)
+
+
+def _declared(placed: PlacedTool) -> Function:
+    tool = placed.tool
+    return Function(name=placed.full_name, description=tool.description, parameters=tool.parameters)
+
+
+def _custom(placed: PlacedTool) -> Function:
+    return function_of(placed.full_name, placed.tool.description, _input_form(placed))
+
+
+def _input_form(placed: PlacedTool) -> OutputForm | None:
+    return input_form(placed.place, placed.tool.format, nested=False)
+
+
+def _local_shell(placed: PlacedTool) -> Function:
+    command = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "The program and its arguments. For shell syntax: bash, -lc and a script.",
+    }
+    env = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "Environment variables.",
+    }
+    folder = {"type": "string", "description": "The folder in which the command runs."}
+    user = {"type": "string", "description": "The user as whom the command runs."}
+    return Function(
+        name=placed.full_name,
+        description="Run a command on the user's computer and get its output.",
+        parameters=_parameters(
+            {
+                "command": command,
+                "working_directory": folder,
+                "timeout_ms": _TIMEOUT,
+                "env": env,
+                "user": user,
+            },
+            "command",
+        ),
+    )
+
+
+def _shell(placed: PlacedTool) -> Function:
+    commands = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Commands for the shell, which run in this order.",
+    }
+    length = {
+        "type": "integer",
+        "description": "The number of characters of the output that are wanted at most.",
+    }
+    told = ["Run shell commands and get the output and the exit code of each."]
+    environment = placed.tool.environment if isinstance(placed.tool, ResponseTool) else None
+    if environment is not None and environment.type != "local":
+        raise UnservedFieldError(f"{placed.place}.environment")
+    if environment is not None and environment.skills:
+        told.append("Folders with instructions, to be read before a task that they are about:")
+        told += [f"{each.path} ({each.name}): {each.description}" for each in environment.skills]
+    return Function(
+        name=placed.full_name,
+        description="\n".join(told),
+        parameters=_parameters(
+            {"commands": commands, "timeout_ms": _TIMEOUT, "max_output_length": length}, "commands"
+        ),
+    )
+
+
+def _apply_patch(placed: PlacedTool) -> Function:
+    kind = {"type": "string", "enum": ["create_file", "update_file", "delete_file"]}
+    path = {"type": "string", "description": "The path of the file, relative to the workspace."}
+    diff = {
+        "type": "string",
+        "description": "Without it for delete_file. For create_file: each line of the new file "
+        "after a +. For update_file: for each place a line that begins with @@ (after which the "
+        "line of the enclosing function or class may follow), then the lines of the place: after a "
+        "space those that remain, after a - those to remove, after a + those to add. About three "
+        "remaining lines before and after each change identify the place. There are no line "
+        "numbers.",
+    }
+    return Function(
+        name=placed.full_name,
+        description="Create, change or delete one file.",
+        parameters=_parameters({"type": kind, "path": path, "diff": diff}, "type", "path"),
+    )
+
+
+def _parameters(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    closed = {"required": [*required], "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
+
+
+_TIMEOUT = {"type": "integer", "description": "Milliseconds after which it is stopped."}
+
+TYPES = {
+    "function": ToolType(FUNCTION, _declared, ("name", "description", "parameters", "strict")),
+    "custom": ToolType(CUSTOM, _custom, ("name", "description")),
+    "shell": ToolType(SHELL, _shell, strict=True),
+    "local_shell": ToolType(LOCAL_SHELL, _local_shell, strict=True),
+    "apply_patch": ToolType(APPLY_PATCH, _apply_patch, strict=True),
+    "tool_search": ToolType(TOOL_SEARCH, _declared, ("description", "parameters", "execution")),
+}

@@ -1,0 +1,97 @@
+"""Declarations of tools in OpenAI's /v1/responses, in the request and in its items."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from runtime.errors import RequestError
+from serve_app.api.fields import MAX_ITEMS, Body, Items, harmless, parsed
+from serve_app.api.tools import NAME
+
+NAMESPACE = "namespace"
+
+
+class ShellSkill(Body):
+    """Instructions for a task, in a folder on the machine of the shell tool."""
+
+    name: str
+    description: str
+    path: str
+
+
+class ShellEnvironment(Body):
+    """Where the commands of a shell tool run. Types other than `local` are containers of OpenAI."""
+
+    type: str
+    skills: Items[ShellSkill] = Field(default_factory=list)
+
+
+class ResponseFunction(Body):
+    """A function, or a custom tool, which has a `format` instead of parameters."""
+
+    type: str = "function"
+    name: str | None = Field(default=None, pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    format: Any = None
+    strict: bool = False
+    defer_loading: Any = harmless()
+    output_schema: Any = harmless()
+    asynchronous: Any = harmless(alias="async")
+    allowed_callers: Any = harmless()
+
+
+class ResponseTool(ResponseFunction):
+    """A tool, or a namespace of tools. The type may determine name and parameters."""
+
+    tools: Items[ResponseFunction] = Field(default_factory=list)
+    environment: ShellEnvironment | None = None
+    execution: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTool:
+    """A tool, with its place in the request and its namespace."""
+
+    place: str
+    tool: ResponseFunction
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The tool's name; by default its type, which determines it."""
+        if self.tool.name is None and self.tool.type in ("function", "custom", NAMESPACE):
+            raise RequestError(f'field "{self.place}.name" is required')
+        return self.tool.name or self.tool.type
+
+    @property
+    def full_name(self) -> str:
+        return full_name(self.namespace, self.name)
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """The name of a function as the model sees it."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def placed_tools(place: str, tools: Iterable[ResponseTool]) -> Iterator[PlacedTool]:
+    """The tools of the field `place`, also those in namespaces."""
+    for index, tool in enumerate(tools):
+        placed = PlacedTool(f"{place}[{index}]", tool)
+        if tool.type != NAMESPACE:
+            yield placed
+            continue
+        for number, each in enumerate(tool.tools):
+            yield PlacedTool(f"{placed.place}.tools[{number}]", each, placed.name)
+
+
+def tools_in(place: str, item: dict[str, Any]) -> list[ResponseTool]:
+    """The tools that the item at `place` declares. Raises RequestError that names the field."""
+    tools = item.get("tools")
+    if not isinstance(tools, list) or len(tools) > MAX_ITEMS:
+        raise RequestError(f'field "{place}.tools" must be a list of at most {MAX_ITEMS:,} tools')
+    return [
+        parsed(ResponseTool, f"{place}.tools[{index}]", tool) for index, tool in enumerate(tools)
+    ]
