@@ -23,6 +23,7 @@ from serve_app.api.anthropic_blocks import (
     system_text,
 )
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
+from serve_app.api.anthropic_tools import DeclaredTool, functions_of, left_out, toolsets_of
 from serve_app.api.chat_task import chat_task
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.output_forms import schema_format
@@ -30,7 +31,7 @@ from serve_app.api.reply import Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import ImageReader, UnreadMessage
 from serve_app.api.tenant import tenant_id
-from serve_app.api.tools import NAME, Function, described
+from serve_app.api.tools import described
 from serve_app.config.options import (
     BOUNDS,
     LONGEST,
@@ -59,21 +60,6 @@ class Turn(Body):
     @property
     def blocks(self) -> list[Any]:
         return blocks_of(self.content)
-
-
-class DeclaredTool(Body):
-    """A tool of the client. Tools of Anthropic's servers have other types and no schema."""
-
-    name: str = Field(pattern=NAME)
-    type: str = "custom"
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    cache_control: Any = harmless()
-    strict: bool = False
-    input_examples: Any = harmless()
-    eager_input_streaming: Any = harmless()
-    allowed_callers: Any = harmless()
-    defer_loading: Any = harmless()
 
 
 class RequestedChoice(Body):
@@ -144,7 +130,7 @@ class AnthropicMessages:
         body = await self.bodies.read(MessagesBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
         options = _configured(body, model)
-        output, (tools, calls) = _output(body), await self.bodies.convert(request, _tools, body)
+        output, (tools, calls) = _output(body), await self._tools(request, body)
         prompt = await self._conversation(request, body, model, tools)
         _check_budget(prompt.thinking_budget, options)
         task = chat_task(request, model, options, prompt, output=output, calls=calls)
@@ -156,6 +142,7 @@ class AnthropicMessages:
             own or (),
             max_tokens=options.max_tokens,
             shows_thinking=shown,
+            toolsets=toolsets_of(body.tools),
         )
         return Reply(self.backend.generate(task), encoder, stream=body.stream)
 
@@ -163,7 +150,7 @@ class AnthropicMessages:
         """The tokens of the prompt that the same request to /v1/messages would have."""
         body = await self.bodies.read(MessagesBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
-        tools, _ = await self.bodies.convert(request, _tools, body)
+        tools, _ = await self._tools(request, body)
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
@@ -172,6 +159,13 @@ class AnthropicMessages:
             tenant=tenant_id(request),
         )
         return WholeReply(self.backend.generate(task), _COUNT)
+
+    async def _tools(
+        self, request: Request, body: MessagesBody
+    ) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
+        for kind in left_out(body.tools):
+            self.bodies.leave_out(f"tools[].type: {kind}")
+        return await self.bodies.convert(request, _tools, body)
 
     async def _conversation(
         self,
@@ -263,17 +257,7 @@ def _output(body: MessagesBody) -> OutputForm | None:
 
 def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
     """The declared tools, unless the request forbids their use, and how to call them."""
-    functions = []
-    for index, tool in enumerate(body.tools):
-        place = f"tools[{index}]"
-        if tool.type != "custom":
-            raise RequestError(f'field "{place}.type" is "{tool.type}", which is not served')
-        if tool.input_schema is None:
-            raise RequestError(f'field "{place}.input_schema" is required')
-        functions.append(
-            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
-        )
-    tools = described(functions, name_field="name")
+    tools = described(functions_of(body.tools), name_field="name")
     given = body.tool_choice or RequestedChoice(type="auto")
     kind = one_of("tool_choice.type", given.type, ("auto", "any", "tool", "none"))
     if kind == "none":
@@ -282,7 +266,7 @@ def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | N
         raise RequestError('field "tool_choice.name" is required')
     names = None if given.name is None or kind != "tool" else (given.name,)
     choice = tool_choice.ToolChoice(names, required=kind != "auto")
-    strict = [tool.name for tool in body.tools if tool.strict]
+    strict = [tool.name for tool in body.tools if tool.strict and tool.name is not None]
     parallel = not given.disable_parallel_tool_use
     return tools, tool_choice.call_rule(tools, choice, strict=strict, parallel=parallel)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
+from serve_app.api.anthropic_tools import member_name
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.json_values import check_value
 from serve_app.api.refusals import UnservedFieldError
@@ -22,7 +23,7 @@ _BLOCKS = {
 # Fields of content blocks. Those of `_MARKED` have no effect.
 _MARKED: dict[str, Any] = {
     "cache_control": {"type": {}, "ttl": {}, "scope": {}},
-    **{name: {} for name in ("citations", "is_error", "caller", "toolset_name", "signature")},
+    **{name: {} for name in ("citations", "is_error", "caller", "signature")},
     "transformations": {},
 }
 _SOURCE: dict[str, Any] = {name: {} for name in ("type", "media_type", "data", "url")}
@@ -36,6 +37,7 @@ SHOWN: dict[str, Any] = {
 BLOCK: dict[str, Any] = {
     **SHOWN,
     **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
+    "toolset_name": {},
     "content": SHOWN,
 }
 
@@ -116,7 +118,10 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
     if not isinstance(arguments, dict):
         raise RequestError(f'field "{place}.input" must be an object')
     check_value(f"{place}.input", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
-    return ToolCall(string(place, block, "name"), arguments, string(place, block, "id"))
+    name = string(place, block, "name")
+    if block.get("toolset_name") is not None:
+        name = member_name(string(place, block, "toolset_name"), name)
+    return ToolCall(name, arguments, string(place, block, "id"))
 
 
 def _content(place: str, blocks: list[Any]) -> str | tuple[str | UnreadImage, ...]:

@@ -1,6 +1,7 @@
 """Replies and errors of Anthropic's protocol: content blocks, stream events, error bodies."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -8,6 +9,7 @@ from starlette.types import Scope
 
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
+from serve_app.api.anthropic_tools import member_name
 from serve_app.api.json_lines import EVENTS, encoded
 from serve_app.api.refusals import INVALID_VALUE, Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
@@ -39,6 +41,7 @@ _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 class MessageEncoder:
     """One message, streamed or whole. `reader` separates its parts. `max_tokens`: the limit of the
     request; None if it has none. Without `shows_thinking`, the blocks of thinking are empty.
+    `toolsets`: the names of toolsets, by those of the functions for their tools.
 
     A tool call is sent when it is complete: a block cannot be withdrawn, and a malformed call is
     text.
@@ -54,7 +57,9 @@ class MessageEncoder:
         *,
         max_tokens: int | None = None,
         shows_thinking: bool = True,
+        toolsets: Mapping[str, str] | None = None,
     ) -> None:
+        self._toolsets = toolsets or {}
         self._stop_sequences = stop_sequences
         self._max_tokens = max_tokens
         self._shows_thinking = shows_thinking
@@ -93,7 +98,7 @@ class MessageEncoder:
         for event in self._reader.read(delta):
             kind, value = self._part(event)
             if isinstance(value, Call):
-                blocks.append(_call_block(value, value.value()))
+                blocks.append(self._call_block(value, value.value()))
             elif kind is not None and blocks and blocks[-1]["type"] == kind:
                 blocks[-1][_BLOCKS[kind][1]] += value
             elif kind is not None:
@@ -122,11 +127,19 @@ class MessageEncoder:
             return []
         if isinstance(value, Call):
             delta = {"type": "input_json_delta", "partial_json": value.arguments or "{}"}
-            events = [*self._stop(), *self._start(_call_block(value, {})), self._delta(delta)]
+            events = [*self._stop(), *self._start(self._call_block(value, {})), self._delta(delta)]
             return [*events, *self._stop()]
         events = [] if self._open == kind else [*self._stop(), *self._start(_block(kind, "", ""))]
         delta_type, field = _BLOCKS[kind]
         return [*events, self._delta({"type": delta_type, field: value})] if value else events
+
+    def _call_block(self, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        toolset = self._toolsets.get(call.name)
+        if toolset is None:
+            return block
+        name = call.name.removeprefix(member_name(toolset, ""))
+        return block | {"name": name, "toolset_name": toolset, "caller": {"type": "direct"}}
 
     def _start(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         self._open = block["type"]
@@ -193,10 +206,6 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 def _block(kind: str, text: str, signature: str = _SIGNATURE) -> dict[str, Any]:
     signed = {"signature": signature} if kind == "thinking" else {}
     return {"type": kind, _BLOCKS[kind][1]: text, **signed}
-
-
-def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
 def _usage(usage: Usage | None, *, answered: bool = True) -> dict[str, Any]:
