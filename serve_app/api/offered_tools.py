@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model_zoo.grammars.constraint import OutputForm
@@ -27,6 +27,7 @@ from serve_app.api.responses_tools import (
     PlacedTool,
     ResponseFunction,
     ResponseTool,
+    placed_tools,
 )
 from serve_app.api.tool_choice import ToolChoice, openai_choice
 from serve_app.api.tools import Function, described
@@ -53,16 +54,20 @@ class OfferedTools:
     placed: tuple[PlacedTool, ...]
 
     @classmethod
-    def of(cls, tools: Iterable[PlacedTool], found: Iterable[PlacedTool]) -> "OfferedTools":
-        """The `tools` of the request, and others that items of the conversation declare, which
-        searches have `found`. Raises RequestError for types that are not served."""
-        declared = [*tools]
-        known = {each.full_name for each in map(_served, declared)}
+    def of(cls, tools: list[ResponseTool], found: Iterable[PlacedTool]) -> "OfferedTools":
+        """The `tools` of the request that are not left out, and others that items of the
+        conversation declare, which searches have `found`. Raises RequestError for types that are
+        not served."""
+        dropped = left_out(tools)
+        kept = [each for each in placed_tools("tools", tools) if each.tool not in dropped]
+        if any(tool.type == "tool_search" for tool in dropped):
+            kept = [*map(_as_found, kept)]
+        known = {each.full_name for each in map(_served, kept)}
         for each in found:
-            if _served(each).full_name not in known:
+            if not _elsewhere(each.tool) and _served(each).full_name not in known:
                 known.add(each.full_name)
-                declared.append(each)
-        return cls(tuple(declared))
+                kept.append(each)
+        return cls(tuple(kept))
 
     def functions(self) -> tuple[dict[str, Any], ...]:
         """The tools as templates read them. Names of a namespace's tools begin with its own."""
@@ -84,15 +89,8 @@ class OfferedTools:
 
 
 def left_out(tools: list[ResponseTool]) -> list[ResponseTool]:
-    """The tools of OpenAI's servers that are left out, because there are others: those that agents
-    such as Codex offer in each request beside their own, and the search for tools that a request
-    declares, because all of these are shown to the model."""
-    offered = [
-        tool
-        for tool in tools
-        if tool.type in ("web_search", "web_search_preview", "image_generation")
-        or (tool.type == "tool_search" and tool.execution != "client")
-    ]
+    """The tools of OpenAI's servers that are left out, because there are others."""
+    offered = [tool for tool in tools if _elsewhere(tool)]
     return offered if len(offered) < len(tools) else []
 
 
@@ -161,6 +159,22 @@ def shown_choice(value: Any) -> Any:
         "mode": value["mode"],
         "tools": [_reference(tool) for tool in value["tools"]],
     }
+
+
+def _elsewhere(tool: ResponseFunction) -> bool:
+    """Whether a tool of OpenAI's servers may be left out: those that agents such as Codex offer in
+    each request beside their own, and the search for tools, all of which the model sees."""
+    if isinstance(tool, ResponseTool) and tool.type == "tool_search":
+        return tool.execution != "client"
+    return tool.type in ("web_search", "web_search_preview", "image_generation")
+
+
+def _as_found(placed: PlacedTool) -> PlacedTool:
+    """The tool as after a search on OpenAI's servers: clients such as OpenAI's agents expect the
+    namespace that a deferred tool gets by it."""
+    tool = placed.tool
+    alone = placed.namespace is None and tool.type in ("function", "custom")
+    return replace(placed, namespace=placed.name) if alone and tool.defer_loading else placed
 
 
 def _chosen(tool: Any) -> str | None:

@@ -18,7 +18,7 @@ from serve_app.api.offered_tools import (
 from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
 from serve_app.api.responses_input import DECLARING, PlacedItem, image_bytes
-from serve_app.api.responses_tools import PlacedTool, ResponseTool, placed_tools, tools_in
+from serve_app.api.responses_tools import ResponseTool, placed_tools, tools_in
 from serve_app.api.tool_choice import call_rule
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
@@ -151,7 +151,7 @@ class ResponsesBody(Body):
             if placed.item["type"] in DECLARING
             for tool in placed_tools(f"{placed.place}.tools", tools_in(placed.place, placed.item))
         )
-        return OfferedTools.of(self._kept(), found)
+        return OfferedTools.of(self.tools, found)
 
     def calls(self, offered: OfferedTools, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
         """How the model may call `tools`, the functions of `offered` or none of them."""
@@ -162,11 +162,6 @@ class ResponsesBody(Body):
             parallel=self.parallel_tool_calls,
             inputs=offered.inputs(),
         )
-
-    def _kept(self) -> list[PlacedTool]:
-        """The tools that are not left out, also those in namespaces."""
-        dropped = left_out(self.tools)
-        return [each for each in placed_tools("tools", self.tools) if each.tool not in dropped]
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""

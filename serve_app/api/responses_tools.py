@@ -37,7 +37,7 @@ class ResponseFunction(Body):
     parameters: dict[str, Any] = Field(default_factory=dict)
     format: Any = None
     strict: bool = False
-    defer_loading: Any = harmless()
+    defer_loading: bool = False
     output_schema: Any = harmless()
     asynchronous: Any = harmless(alias="async")
     allowed_callers: Any = harmless()
@@ -72,8 +72,9 @@ class PlacedTool:
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """The name of a function as the model sees it."""
-    return name if namespace is None else f"{namespace}.{name}"
+    """The name of a function as the model sees it. A tool that a search on OpenAI's servers finds
+    is alone in a namespace of its own name, if it has no other."""
+    return name if namespace in (None, name) else f"{namespace}.{name}"
 
 
 def placed_tools(place: str, tools: Iterable[ResponseTool]) -> Iterator[PlacedTool]:

@@ -204,7 +204,8 @@ async def test_tools_that_a_search_has_found_can_be_called() -> None:
     """They have namespaces, and those that the request declares count once."""
     found = {"type": "tool_search_output", "call_id": "1", "tools": FOUND}
     call = {"type": "tool_search_call", "call_id": "1", "arguments": {}, "execution": "client"}
-    more = {"type": "additional_tools", "role": "developer", "tools": [{"type": "shell"}]}
+    more = {"type": "additional_tools", "role": "developer"}
+    more["tools"] = [{"type": "shell"}, {"type": "web_search"}]
     replica = calling("sky.weather", {"city": "Rome"})
     given: list[Any] = [{"role": "user", "content": "Go"}, call, found, more]
     reply = (await post(replica, tools=[SEARCH, TOOL], input=given)).json()
@@ -218,7 +219,7 @@ async def test_tools_that_a_search_has_found_can_be_called() -> None:
 
 async def test_a_search_on_openais_servers_is_left_out_because_all_tools_are_shown() -> None:
     deferred = TOOL | {"defer_loading": True}
-    replica = PretendReplica()
+    replica = calling("weather", {"city": "Rome"})
     earlier: list[Any] = [
         {"role": "user", "content": "Go"},
         {"type": "tool_search_call", "execution": "server", "arguments": {"paths": []}},
@@ -230,6 +231,12 @@ async def test_a_search_on_openais_servers_is_left_out_because_all_tools_are_sho
     assert [tool["type"] for tool in reply["tools"]] == ["function"]
     (tool,) = replica.tasks[0].prompt.tools
     assert tool["function"]["name"] == "weather"
+    # The namespace that a found tool has, by which OpenAI's agents know it.
+    (call,) = reply["output"]
+    assert (call["namespace"], call["name"]) == ("weather", "weather")
+    given["input"] = [*earlier, call]
+    assert (await post(replica, **given)).status_code == 200
+    assert replica.tasks[1].prompt.messages[-1].tool_calls[0].name == "weather"
 
 
 BAD = [
@@ -271,8 +278,8 @@ BAD = [
         'field "input[0].tools[0].name" must be a string',
     ),
     (
-        {"input": [{"type": "additional_tools", "tools": [{"type": "web_search"}]}]},
-        'field "input[0].tools[0].type" is "web_search", which is not served',
+        {"input": [{"type": "additional_tools", "tools": [{"type": "mcp"}]}]},
+        'field "input[0].tools[0].type" is "mcp", which is not served',
     ),
 ]
 

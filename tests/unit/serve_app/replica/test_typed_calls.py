@@ -7,7 +7,7 @@ import pytest
 from model_zoo.grammars.constraint import CallRule
 from serve_app.api.anthropic_tools import DeclaredTool, functions_of
 from serve_app.api.offered_tools import OfferedTools
-from serve_app.api.responses_tools import PlacedTool, ResponseTool
+from serve_app.api.responses_tools import ResponseTool
 from serve_app.api.tools import described
 from tests.byte_tokenizer import ByteTokenizer
 from tests.unit.serve_app.replica.test_reply_forms import CODER, asked, forms_of, pretend_prompt
@@ -25,9 +25,9 @@ TEMPLATES = ("tools <tool_call>", CODER, "tools <|tool_list_start|>", "<|channel
 
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_the_parameters_can_be_enforced(template: str) -> None:
-    placed = [PlacedTool("tools[0]", ResponseTool(type=kind)) for kind in RESPONSES]
+    typed = [ResponseTool(type=kind) for kind in RESPONSES]
     declared = functions_of([DeclaredTool(**each) for each in ANTHROPIC])
-    tools = OfferedTools.of(placed, []).functions() + described(declared, name_field="name")
+    tools = OfferedTools.of(typed, []).functions() + described(declared, name_field="name")
     names = tuple(tool["function"]["name"] for tool in tools)
     forms = forms_of(ByteTokenizer())
     try:
