@@ -243,7 +243,8 @@ class LocalShellAction(msgspec.Struct):
 
 
 def _exec(action: LocalShellAction) -> Item:
-    return {"action": {"type": "exec", **msgspec.to_builtins(action)}}
+    """Without null fields, which Vercel's AI SDK refuses."""
+    return {"action": {"type": "exec", **_given(msgspec.to_builtins(action))}}
 
 
 def _local_written(call: Call) -> Item | None:
@@ -256,8 +257,8 @@ def _local_read(place: str, raw: Item) -> Item:
 
 
 def _local_arguments(_: str, item: Item) -> dict[str, Any]:
-    given = {name: value for name, value in _given(item["action"]).items() if name != "type"}
-    return given if given["env"] else {name: given[name] for name in given if name != "env"}
+    action = item["action"]
+    return {name: action[name] for name in action if name != "type" and action[name] != {}}
 
 
 def _local_read_output(place: str, raw: Item) -> Item:

@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "local_shell": (
         {"type": "local_shell"},
         EXEC,
-        {"action": EXEC | {"type": "exec", "env": {}, "user": None}},
+        {"action": EXEC | {"type": "exec", "env": {}}},
     ),
     "apply_patch": ({"type": "apply_patch"}, PATCH, {"operation": PATCH}),
     "tool_search": (
