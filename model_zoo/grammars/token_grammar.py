@@ -1,6 +1,7 @@
 """Grammars over the tokens of a vocabulary, compiled and matched by llguidance."""
 
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -23,9 +24,8 @@ _LIMITS = LLParserLimits(
 )
 
 # Messages of the library that name parts of its own, and what they mean for the author of a form.
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _MEANINGS = {
-    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
-    "anyOf": "the alternatives of `oneOf` may overlap; use `anyOf`",
     "NoExtensionBias": "no token continues it",
 }
 # Sets of tokens ("slices") that the library adds to a mask as a whole where all of them may follow.
@@ -204,6 +204,7 @@ def _brief(error: str) -> str:
     """The library's message as one line, without the grammar's listing and the library's
     location."""
     error = error.replace("<non-verbose/>", "").partition("while processing json-schema:")[0]
+    error = _UNIMPLEMENTED.sub(r"\1 cannot be enforced here", error)
     for message, meaning in _MEANINGS.items():
         error = error.replace(message, meaning)
     return " ".join(filter(None, map(str.strip, error.splitlines())))[:400]

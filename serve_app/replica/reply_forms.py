@@ -14,7 +14,8 @@ from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArgumen
 from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CUSTOM_INPUT, CallRule, OutputForm, OutputKind
-from model_zoo.grammars.json_schema import compilable, place_of_error, simplified
+from model_zoo.grammars.equal_schemas import simplified
+from model_zoo.grammars.json_schema import compilable, place_of_error
 from model_zoo.grammars.lark_regex import regex_of
 from model_zoo.grammars.token_grammar import (
     GrammarError,
@@ -190,13 +191,12 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
             continue
         arguments[name] = {"type": "object"}
         if name in rule.strict:
-            parameters = tool["function"]["parameters"]
-            arguments[name] = {**(simplified(parameters) or parameters), "type": "object"}
-            field = f"tools[{index}]"
+            parameters, field = tool["function"]["parameters"], f"tools[{index}]"
             if name in inputs:
-                arguments[name], field = _of_input(inputs[name]), inputs[name].field
-            source = json.dumps(arguments[name])
+                parameters, field = _of_input(inputs[name]), inputs[name].field
+            source = json.dumps({**parameters, "type": "object"})
             _checked(OutputForm(OutputKind.JSON_SCHEMA, source, field))
+            arguments[name] = {**(simplified(parameters) or parameters), "type": "object"}
     return AllowedCalls(arguments, required=rule.required, parallel=rule.parallel)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from model_zoo.grammars.json_schema import allows_nothing, further_keyword, steps_of
+from model_zoo.grammars.schema_parts import allows_nothing, further_keyword, steps_of
 
 MAX_DEPTH = 8  # nesting of references and alternatives
 MAX_PARTS = 200  # parts that are read for one value

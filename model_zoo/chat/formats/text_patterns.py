@@ -9,28 +9,9 @@ from collections.abc import Mapping
 from model_zoo.chat.formats.lark import Unwritable
 from model_zoo.chat.formats.scanner import encoded
 from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, PER_PART, Place
+from model_zoo.grammars.text_formats import FORMATS
 
 ANY = "/(?s:.*)/"
-# Subsets of the formats of RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601.
-_DATE = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"  # noqa: E501
-_TIME = (
-    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_WORD = "[a-zA-Z0-9_+-]{1,20}"
-_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": "P([0-9]{1,9}W|[0-9]{1,9}D(T[0-9]{1,9}S)?|T[0-9]{1,9}[HMS])",
-    "email": rf"{_WORD}(\.{_WORD}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}",
-    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",
-    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
-    "ipv6": "[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){7}",
-    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "uri": r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[a-zA-Z0-9.-]{1,250}(:[0-9]{1,5})?(/[a-zA-Z0-9._~!$&'()*+,;=:@/?-]{0,2000})?",
-}
 _ASCII = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\n\r\f\v"}
 _LISTS = ("allOf", "anyOf", "oneOf")
 _TOO_MANY = "too many schemas refer to each other"
@@ -91,8 +72,8 @@ def _constraints(place: Place) -> list[str | None]:
         terms.append(f"/(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})/")
     if "pattern" in schema:
         terms.append(searched(place, narrowed(schema["pattern"])))
-    if schema.get("format") in _FORMATS:
-        terms.append(_regex(_FORMATS[schema["format"]]))
+    if schema.get("format") in FORMATS:
+        terms.append(_regex(FORMATS[schema["format"]]))
     return terms
 
 

@@ -1,5 +1,6 @@
 """Random JSON schemas for Hypothesis; some have keywords that llguidance refuses."""
 
+import json
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -60,7 +61,7 @@ def arrays(draw, items) -> dict[str, Any]:
     schema |= draw(st.sampled_from([{}, {"minItems": least}, {"maxItems": most}]))
     if draw(st.integers(0, 3)) == 0:
         schema["prefixItems"] = [draw(items)]
-    return schema | draw(rarely({"uniqueItems": True}))
+    return schema | draw(rarely({"contains": {"type": ["integer", "null"]}}))
 
 
 @st.composite
@@ -78,7 +79,17 @@ def objects(draw, values) -> dict[str, Any]:
 def combined(draw, parts) -> dict[str, Any]:
     keyword = draw(st.sampled_from(["anyOf", "anyOf", "oneOf", "allOf"]))
     schema: dict[str, Any] = {keyword: draw(st.lists(parts, min_size=1, max_size=3))}
-    return schema | draw(rarely({"not": {"type": "null"}}))
+    return schema | draw(rarely(draw(st.sampled_from(CONDITIONS))))
+
+
+# The last one is refused.
+CONDITIONS: list[dict[str, Any]] = [
+    {"not": {"type": "null"}},
+    {"not": {"const": "a"}},
+    {"if": {"required": ["a"]}, "then": {"properties": {"b": False}}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"not": {"pattern": "a"}},
+]
 
 
 def rarely(keywords: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -99,3 +110,8 @@ def schemas(draw) -> dict[str, Any]:
     definitions = {"item": {"anyOf": [draw(LEAVES), item]}}
     inner = objects(st.one_of(LEAVES, st.just({"$ref": "#/$defs/item"})))
     return {**draw(inner), "$defs": definitions}
+
+
+def widened(schema: Any) -> Any:
+    """The schema without what grammars may not enforce: alternatives that exclude each other."""
+    return json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))

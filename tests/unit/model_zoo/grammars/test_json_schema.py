@@ -1,7 +1,6 @@
 """Parts of schemas, references, annotations, and the place of an error."""
 
 import json
-import re
 from typing import Any
 
 import jsonschema
@@ -10,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.grammars.json_schema import (
-    MAX_REPEATED_CHARACTERS,
     check_references,
     compilable,
     place_of_error,
     rebased,
-    simplified,
 )
-from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check, followed
+from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check
 from runtime.errors import GenerationFailedError, RequestError
 from tests.byte_tokenizer import ByteTokenizer
 from tests.patience import HANG_S
@@ -40,16 +37,16 @@ def error_of(schema) -> str | None:
     ("schema", "place"),
     [
         ({"not": {}}, ""),
-        ({"properties": {"a": {"not": {"type": "null"}}}}, "/properties/a"),
+        ({"properties": {"a": {"not": {"format": "date"}}}}, "/properties/a"),
         (
-            {"properties": {"a/b~%": {"items": {"uniqueItems": True}}}},
+            {"properties": {"a/b~%": {"items": {"not": {"pattern": "x"}}}}},
             "/properties/a~1b~0%/items",
         ),
         (
             {"properties": {"b": {}, "a": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}}},
             "/properties/a/anyOf/1",
         ),
-        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {"const": 1}}}}, "/items"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {"const": []}}}}, "/items"),
         ({"type": "object", "properties": {"a": {"type": "text"}}}, "/properties/a"),
     ],
 )
@@ -59,7 +56,7 @@ def test_an_error_is_located(schema, place) -> None:
 
 
 def test_the_search_for_an_error_ends_with_its_time() -> None:
-    schema = {"properties": {"a": {"not": {"type": "null"}}}}
+    schema = {"properties": {"a": {"not": {"pattern": "x"}}}}
     assert place_of_error(schema, error_of, limit_s=0) == ""
 
 
@@ -84,7 +81,7 @@ def test_references_of_a_moved_schema_stay_within_it(pointer, placed) -> None:
             jsonschema.validate(placed(wrong), schema)
 
 
-@pytest.mark.parametrize("target", ["http://example.com/s", "other.json#/a", "", 5])
+@pytest.mark.parametrize("target", ["http://example.com/s", "other.json#/a", 5])
 def test_references_to_other_documents_are_refused(target) -> None:
     schema = {"properties": {"a": {"anyOf": [{}, {"$ref": target}]}}}
     with pytest.raises(RequestError, match=r'field "format": "\$ref" at "/properties/a/anyOf/1"'):
@@ -110,7 +107,7 @@ def test_schemas_that_refer_to_each_other_too_deeply_are_refused() -> None:
 def test_references_to_items_of_lists_count_like_those_to_definitions(keyword, index) -> None:
     """Otherwise a chain of them overflows llguidance's stack, which ends the process."""
     links = [{"$ref": f"#/{keyword}/{index.format(n)}"} for n in range(100)]
-    parts = [within("/items" * 20, link) for link in links]
+    parts = [within("/items" * 20, link) for link in [*links[1:], {}]]
     with pytest.raises(RequestError, match="levels deep"):
         check_references("format", {"items": links[0], keyword: parts})
 
@@ -229,78 +226,6 @@ def test_annotations_do_not_prevent_compilation_and_options_are_ours() -> None:
     }
     assert error_of(schema) is None
     assert error_of({**schema, "not": {}}) is not None
-
-
-ANYTHING = {"additionalProperties": {"type": "integer"}}
-NAMED = [
-    ({"propertyNames": True, **ANYTHING}, ['{"x": 1}'], ['{"x": "1"}']),
-    ({"propertyNames": {"type": "string", "title": "T"}}, ['{"x": 1}'], ["[]"]),
-    (
-        {"propertyNames": {"type": "string", "enum": ["a", "b"]}, "required": ["a"], **ANYTHING},
-        ['{"a": 1}', '{"a": 1, "b": 2}'],
-        ["{}", '{"a": 1, "c": 2}', '{"a": "1"}'],
-    ),
-    ({"propertyNames": {"const": "a"}}, ["{}", '{"a": []}'], ['{"b": 1}']),
-    ({"propertyNames": {"pattern": "^x-"}, **ANYTHING}, ['{"x-a": 1}'], ['{"a": 1}']),
-    ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}']),
-    ({"unevaluatedProperties": {"type": "integer"}}, ['{"a": 1}'], ['{"b": "1"}']),
-    (
-        {"propertyNames": {"enum": ["a"]}, "unevaluatedProperties": {"type": "integer"}},
-        ['{"a": 1}'],
-        ['{"a": "1"}', '{"b": 1}'],
-    ),
-    (
-        {"properties": {"a": {"anyOf": [{"not": {}}, {"type": "integer"}]}, "b": {"not": True}}},
-        ["{}", '{"a": 1}'],
-        ['{"a": "1"}', '{"b": 1}'],
-    ),
-    ({"properties": {"a": {}}, "additionalProperties": {"not": {}}}, ['{"a": 1}'], ['{"b": 1}']),
-]
-
-
-@pytest.mark.parametrize(("schema", "good", "bad"), NAMED)
-def test_keywords_that_libraries_write_are_replaced_by_equal_ones(schema, good, bad) -> None:
-    schema = {"type": "object", **schema}
-    found = followed(compilable(schema), [*good, *bad])
-    assert found == [True] * len(good) + [False] * len(bad)
-    for text, accepted in zip([*good, *bad], found, strict=True):
-        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) is accepted
-
-
-def test_zods_pattern_of_email_addresses_is_enforced_beside_the_format() -> None:
-    pattern = (
-        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
-        r"[A-Za-z]{2,}$"
-    )
-    schema = {"type": "string", "format": "email", "pattern": pattern}
-    texts = ["a.b@c.org", "A+1@x-y.example", ".a@c.org", "a..b@c.org", "a#b@c.org", "a@c", "a@c.o1"]
-    found = followed(compilable(schema), [json.dumps(text) for text in texts])
-    assert found == [re.fullmatch(pattern, text) is not None for text in texts]
-    assert found == [True] * 2 + [False] * 5
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"propertyNames": {"minLength": 2}},
-        {"propertyNames": {"enum": ["a", 1]}},
-        {"propertyNames": {"enum": ["a"]}, "properties": {"a": {}}},
-        {"propertyNames": False},
-        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
-        {"pattern": r"^(?!\.)(?!.*\.\.)a"},
-    ],
-)
-def test_other_uses_of_these_keywords_are_refused(schema) -> None:
-    assert error_of({"type": ["object", "string"], **schema}) is not None
-
-
-def test_named_members_within_each_other_are_not_multiplied_without_end() -> None:
-    schema: Any = {"type": "integer"}
-    for _ in range(5):
-        named = {"enum": [f"n{at}" for at in range(10)]}
-        schema = {"type": "object", "propertyNames": named, "additionalProperties": schema}
-    assert len(json.dumps(simplified(schema))) < 2 * MAX_REPEATED_CHARACTERS
-    assert "propertyNames" in (error_of(schema) or "")
 
 
 NAMES: dict[str, Any] = {f"n{at}": {} for at in range(10)}

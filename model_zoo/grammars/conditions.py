@@ -1,0 +1,128 @@
+"""Conditions of JSON schemas (`not`, `if`, `dependent…`, `oneOf`) as alternatives."""
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+from model_zoo.grammars.negation import Exclusions
+from model_zoo.grammars.schema_parts import Schema, part_at, typed
+
+# Whether a budget allows that a schema is added.
+Spend = Callable[[Any], bool]
+_CONDITIONS = ("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies")
+# Alternatives of `oneOf` that are compared with each other, and those that are made exclusive.
+_MAX_COMPARED, _MAX_OVERLAPPING = 64, 16
+
+
+def unconditional(known: Exclusions, schema: Schema, spend: Spend) -> Schema:
+    """An equal schema without conditions, which are parts of `allOf` instead. Those whose negation
+    is not known or exceeds the budget stay."""
+    if not any(key in schema for key in _CONDITIONS):
+        return schema
+    rest = dict(schema)
+    found: list[Any] = []
+    if "not" in schema:
+        other = known.negated(schema["not"])
+        if other is not None and spend(other):
+            del rest["not"]
+            found.append(other)
+    chosen = _chosen(known, schema)
+    if chosen is not None and spend(chosen):
+        for key in ("if", "then", "else"):
+            rest.pop(key, None)
+        found.append(chosen)
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        dependent = _dependent(rest.get(key))
+        if dependent is not None and spend(dependent):
+            del rest[key]
+            found += dependent
+    found = [each for each in found if each is not True]
+    return {**rest, "allOf": [*typed(rest, "allOf", list), *found]} if found else rest
+
+
+def _chosen(known: Exclusions, schema: Schema) -> Schema | bool | None:
+    """What `if`, `then` and `else` demand; None if it is not known."""
+    if "if" not in schema or not ("then" in schema or "else" in schema):
+        return True
+    other = known.negated(schema["if"])
+    if other is None:
+        return None
+    cases = [(schema["if"], schema.get("then", True)), (other, schema.get("else", True))]
+    alternatives = [
+        condition if demanded in (True, {}) else {"allOf": [condition, demanded]}
+        for condition, demanded in cases
+        if condition is not False and demanded is not False
+    ]
+    return {"anyOf": alternatives} if alternatives else False
+
+
+def _dependent(value: Any) -> list[Schema] | None:
+    """What members demand of an object: further members, or a schema."""
+    if not isinstance(value, dict):
+        return None
+    found = []
+    for name, demanded in value.items():
+        present: Schema = {"type": "object", "required": [name]}
+        if isinstance(demanded, list):
+            present["required"] = [*dict.fromkeys((name, *demanded))]
+        else:
+            present["allOf"] = [demanded]
+        found.append({"anyOf": [{"properties": {name: False}}, present]})
+    return found
+
+
+def exclusive(root: Schema, known: Exclusions, schema: Schema, spend: Spend) -> Schema:
+    """A schema with `anyOf` instead of `oneOf`. The alternatives exclude each other if the negation
+    of those that overlap is known and within the budget. Where a schema names a discriminator,
+    alternatives require it."""
+    schema = _discriminated(root, schema, spend)
+    alternatives = schema.get("oneOf")
+    if not isinstance(alternatives, list):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "oneOf"}
+    either: Schema = {"anyOf": _apart(known, alternatives, spend) or alternatives}
+    if "anyOf" in rest:
+        return {**rest, "allOf": [*typed(rest, "allOf", list), either]}
+    return {**rest, **either}
+
+
+def _apart(known: Exclusions, alternatives: list[Any], spend: Spend) -> list[Any] | None:
+    """The alternatives, each without the values of the others; None if they are not known."""
+    if len(alternatives) > _MAX_COMPARED:
+        return None
+    overlapping: list[list[int]] = [[] for _ in alternatives]
+    for one, other in combinations(range(len(alternatives)), 2):
+        if not known.excludes(alternatives[one], alternatives[other]):
+            overlapping[one].append(other)
+            overlapping[other].append(one)
+    if sum(map(bool, overlapping)) > _MAX_OVERLAPPING:
+        return None
+    others = {at: known.negated(alternatives[at]) for listed in overlapping for at in listed}
+    if None in others.values() or not spend([others[at] for each in overlapping for at in each]):
+        return None
+    return [
+        {"allOf": [each, *(others[at] for at in listed)]} if listed else each
+        for each, listed in zip(alternatives, overlapping, strict=True)
+    ]
+
+
+def _discriminated(root: Schema, schema: Schema, spend: Spend) -> Schema:
+    name = typed(schema, "discriminator", dict).get("propertyName")
+    if not isinstance(name, str):
+        return schema
+    changed = dict(schema)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            changed[key] = [_requiring(root, each, name, spend) for each in schema[key]]
+    return changed
+
+
+def _requiring(root: Schema, alternative: Any, name: str, spend: Spend) -> Any:
+    """The alternative with a required member, which it declares."""
+    target = alternative
+    if isinstance(target, dict) and target.keys() == {"$ref"} and isinstance(target["$ref"], str):
+        target = part_at(root, target["$ref"])
+    required = typed(target, "required", list)
+    if name not in typed(target, "properties", dict) or name in required or not spend(target):
+        return alternative
+    return {**target, "required": [name, *required]}
