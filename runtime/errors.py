@@ -42,7 +42,12 @@ class RequestError(CaravanError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt is too long for the model's context."""
+    """The prompt is too long for the model's context, or the conversation for another limit; the
+    client must shorten it."""
+
+
+class TooManyImagesError(PromptTooLongError):
+    """The images exceed their number or memory; a part of the conversation may be accepted."""
 
 
 class InvalidImageError(RequestError):
@@ -56,10 +61,6 @@ class InvalidImageError(RequestError):
 
 class TemplateLimitError(RequestError):
     """The chat template needs more time, memory or text than it may have."""
-
-
-class TooManyImagesError(RequestError):
-    """The images exceed their number or memory; a part of the conversation may be accepted."""
 
 
 class ModelNotFoundError(CaravanError):

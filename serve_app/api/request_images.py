@@ -16,7 +16,7 @@ from typing import Self
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat.recent_turns import kept_from, turn_starts
 from model_zoo.images import bmp, gif, jpeg, png, webp
-from runtime.errors import InvalidImageError, RequestError
+from runtime.errors import InvalidImageError, RequestError, TooManyImagesError
 from serve_app.api.image_fetching import ImageFetcher
 from serve_app.config.settings import AppSettings, ImageUrlSettings
 from serve_app.gateway.backend import ChatBackend
@@ -89,9 +89,9 @@ class ImageReader:
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
     def check_count(self, count: int) -> None:
-        """Raises RequestError if a request may not have `count` images."""
+        """Raises TooManyImagesError if a request may not have `count` images."""
         if count > self._rules.most:
-            raise RequestError(
+            raise TooManyImagesError(
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
             )
 
@@ -168,6 +168,8 @@ class ImageReader:
             data = await self._fetcher.fetch(
                 image.text, tenant=tenant, received=lambda count: total.add(times * count)
             )
+        except TooManyImagesError:
+            raise
         except RequestError as error:
             raise InvalidImageError(image.place, f'field "{image.place}": {error}') from None
         self._check(image.place, data)
@@ -252,10 +254,10 @@ class ImageTotal:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Raises RequestError if the images have too many bytes together."""
+        """Raises TooManyImagesError if the images have too many bytes together."""
         self._count += count
         if self._count > MAX_REQUEST_BYTES:
-            raise RequestError(
+            raise TooManyImagesError(
                 f"the images of the request have {self._count:,} bytes together; at most "
                 f"{MAX_REQUEST_BYTES:,} are accepted"
             )

@@ -56,7 +56,15 @@ class OpenAIResponses:
         self._check(body)
         model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs, output = body.options(model), body.logprobs(), body.output_form()
-        asked = await self._asked(request, body, model)
+        store = body.store and self.history.stores
+        facts = body.facts(new_response_id(), options) | {"store": store}
+        try:
+            asked = await self._asked(request, body, model)
+        except PromptTooLongError as error:
+            if not body.stream:
+                raise
+            encoder = ResponseEncoder(facts, ReplyReader(()), {})
+            return Reply(_begun_if_too_long(_failing(error)), encoder, stream=True)
         items, prompt = asked.items, asked.prompt
         calls = body.calls(asked.offered, prompt.tools)
         task = openai_task(
@@ -64,8 +72,6 @@ class OpenAIResponses:
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
-        store = body.store and self.history.stores
-        facts = body.facts(new_response_id(), options) | {"store": store}
         encoder = ResponseEncoder(facts, ReplyReader(prompt.tools), asked.offered.by_name())
         ending = self._storing(tenant_id(request), encoder, items) if store else None
         deltas = self.backend.generate(task)
@@ -172,6 +178,12 @@ async def _begun_if_too_long(
             raise
 
 
+async def _failing(error: PromptTooLongError) -> AsyncGenerator[ChatDelta, None]:
+    """The deltas of a request that fails before it is sent to a replica."""
+    raise error
+    yield ChatDelta()
+
+
 def _counted(delta: ChatDelta) -> dict[str, Any]:
     assert delta.prompt_tokens is not None
     return {"object": "response.input_tokens", "input_tokens": len(delta.prompt_tokens.ids)}
@@ -187,7 +199,7 @@ def _unread_messages(
     if not given:
         raise RequestError('field "input" has no items')
     if len(items) > MAX_ITEMS:
-        raise RequestError(
+        raise PromptTooLongError(
             f"the conversation has {len(items):,} items; at most {MAX_ITEMS:,} are accepted. Begin "
             "a new conversation"
         )

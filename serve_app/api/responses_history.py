@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from runtime.errors import RequestError
+from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.fields import INLINE_BYTES
 from serve_app.api.refusals import PreviousResponseError, ResponseNotFoundError
@@ -136,8 +136,8 @@ def _not_found(id: str) -> ResponseNotFoundError:
     return ResponseNotFoundError(f"Response with id '{id[:80]}' not found.")
 
 
-def _too_large(size: int, limit: int, name: str) -> RequestError:
-    return RequestError(
+def _too_large(size: int, limit: int, name: str) -> PromptTooLongError:
+    return PromptTooLongError(
         f"the stored responses of this conversation have {size:,} bytes; at most {limit:,} are "
         f"accepted ({name}). Begin a new conversation"
     )

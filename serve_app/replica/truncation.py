@@ -61,7 +61,7 @@ def with_recent_turns(
             return None
         try:
             prompt = prepare(kept)
-        except (PromptTooLongError, TooManyImagesError) as error:  # because of its images
+        except PromptTooLongError as error:  # because of its images
             if turns == 1 and isinstance(error, TooManyImagesError):
                 raise
             return None
