@@ -44,7 +44,7 @@ class Prompt:
     tokens of it that a message to continue has. `continues`: the prompt ends within the text of the
     reply. `reply_format`: the format of the reply to a conversation; `markup`: the
     control tokens that are part of its text, with their bytes; `call_form`: how grammars write its
-    calls. `end_tokens`: further tokens that end the reply."""
+    calls."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
@@ -54,7 +54,6 @@ class Prompt:
     continues: bool = False
     reply_format: ReplyFormat | None = None
     markup: Mapping[int, bytes] = field(default_factory=dict)
-    end_tokens: frozenset[int] = frozenset()
     call_form: CallForm | None = None
 
 
@@ -310,7 +309,7 @@ class ChatModel:
             first, second = second, first
         encoded = self.tokenizer.encode_parts([*first, *second, tokens.middle])
         encoded = self.tokenizer.with_bos(encoded)
-        return Prompt(tuple(encoded), end_tokens=tokens.ends)
+        return Prompt(tuple(encoded))
 
     def _prompt(
         self,

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from model_zoo.tokenizers.vocabulary import Vocabulary, token_id
+from model_zoo.tokenizers.vocabulary import BETWEEN_FILES, Vocabulary, token_id
 
 # The names of keys since 2024, and the older names that they have replaced.
 INFILL_KEYS = ("fim_mid_token_id", "middle_token_id")
 _BEFORE_KEYS = ("fim_pre_token_id", "prefix_token_id")
 _AFTER_KEYS = ("fim_suf_token_id", "suffix_token_id")
-_ENDS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 # Texts of these tokens, by which llama.cpp finds them in files without keys (llama-vocab.cpp).
 _TEXTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -45,30 +44,18 @@ _TEXTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "<|code_middle|>",
             "<|middle|>",
         ),
-        "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-        "fim_rep_token_id": (
-            "<|fim_repo|>",
-            "<|repo_name|>",
-            "<fim-repo>",
-            "<REPO>",
-            "<reponame>",
-        ),
-        "fim_sep_token_id": ("<|file_sep|>",),
+        **BETWEEN_FILES,
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens that precede the prefix, the suffix and the answer in a prompt.
-
-    `ends`: further tokens that end the answer.
-    """
+    """The tokens that precede the prefix, the suffix and the answer in a prompt."""
 
     before: int
     after: int
     middle: int
-    ends: frozenset[int] = frozenset()
 
 
 def infill_ids(ids: Mapping[str, int]) -> dict[str, int]:
@@ -97,5 +84,4 @@ def infill_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Infill
     before, after, middle = map(first, (_BEFORE_KEYS, _AFTER_KEYS, INFILL_KEYS))
     if before is None or after is None or middle is None:
         return None
-    ends = (first((name,)) for name in _ENDS)
-    return InfillTokens(before, after, middle, frozenset(t for t in ends if t is not None))
+    return InfillTokens(before, after, middle)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite, isnan
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 from model_zoo.families import family_or_defaults
@@ -57,6 +58,21 @@ END_TEXTS = frozenset(
         "</s>",
     }
 )
+# Of padding, repositories and files: tokens with which text for infilling goes on and which end
+# all answers in llama.cpp.
+BETWEEN_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+        "fim_rep_token_id": (
+            "<|fim_repo|>",
+            "<|repo_name|>",
+            "<fim-repo>",
+            "<REPO>",
+            "<reponame>",
+        ),
+        "fim_sep_token_id": ("<|file_sep|>",),
+    }
+)
 # Of replies and of calls in gpt-oss and Solar Open, where `<|end|>` ends a part of a reply only.
 _WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 # Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins: a token
@@ -68,7 +84,7 @@ _NEXT_TURNS = (
     ("<SPECIAL_10>", ("<SPECIAL_11>", "<SPECIAL_12>")),
     ("<start_function_call>", ("<start_function_response>",)),
 )
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id", *BETWEEN_FILES)
 _TYPES_KEY = "tokenizer.ggml.token_type"
 _SCORES_KEY = "tokenizer.ggml.scores"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
@@ -116,6 +132,7 @@ _ROLES: Mapping[str, Mapping[str, _Role]] = {
 }
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<reserved_\d+>|<bos>|<eos>|<pad>"
+    r"|<fim[-_]\w+>|<reponame>"
 )
 # Texts of tokens for untrained padding rows of the embedding.
 _PADDING_TEXT = re.compile(r"\[PAD\d+\]")
@@ -302,15 +319,15 @@ def _end_tokens(
     return frozenset(token for token in (*stated, *found) if token is not None)
 
 
-def end_texts(ids: Mapping[str, int]) -> set[str]:
+def end_texts(ids: Mapping[str, int]) -> frozenset[str]:
     """The texts that end an answer in a vocabulary, given its tokens by text."""
-    texts = set(END_TEXTS)
-    texts.update(*(turns for sign, turns in _NEXT_TURNS if sign in ids))
+    texts = END_TEXTS.union(*BETWEEN_FILES.values())
+    texts = texts.union(*(turns for sign, turns in _NEXT_TURNS if sign in ids))
     if any(reply in ids and call in ids for reply, call in _WITH_PARTS):
-        texts.discard("<|end|>")
+        texts -= {"<|end|>"}
     if "<|tool_response>" in ids:
-        texts.discard("</s>")
-    return {text for text in texts if text in ids}
+        texts -= {"</s>"}
+    return texts & ids.keys()
 
 
 def _can_end(text: str, kind: int) -> bool:

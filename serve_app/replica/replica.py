@@ -233,7 +233,7 @@ class ModelReplica:
         if room < _answers(task):
             raise self._too_long(str(len(prompt.tokens)), limit)
         most = room if task.shift_keep is None else SHIFTED_CONTEXTS * limit
-        stop = self._stop_rules(task, prompt, most, formed=grammar is not None)
+        stop = self._stop_rules(task, most, formed=grammar is not None)
         if grammar is not None:
             grammar = _delayed(grammar, stop, task.ending)
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
@@ -259,11 +259,10 @@ class ModelReplica:
             priority=task.priority,
         )
 
-    def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int, *, formed: bool) -> StopRules:
+    def _stop_rules(self, task: ChatTask, most: int, *, formed: bool) -> StopRules:
         """`formed`: by a grammar, which allows the model's end after a complete form only."""
         ending, tokenizer = task.ending, self._model.tokenizer
-        ends = tokenizer.end_tokens | prompt.end_tokens
-        own = frozenset() if ending.ignore_model else ends
+        own = frozenset() if ending.ignore_model else tokenizer.end_tokens
         # Control tokens have no text in which a stop string could be found.
         named = {
             token: text
@@ -274,7 +273,7 @@ class ModelReplica:
         reported = requested | {token: token for token in ending.tokens}
         return StopRules(
             max_tokens=most if task.max_tokens is None else min(task.max_tokens, most),
-            end_tokens=(ends if formed else own) | frozenset(reported),
+            end_tokens=(tokenizer.end_tokens if formed else own) | frozenset(reported),
             strings=task.stop,
             reported=reported,
             min_tokens=ending.min_tokens,

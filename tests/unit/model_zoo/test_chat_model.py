@@ -356,7 +356,7 @@ def test_a_text_is_inserted_by_the_tokens_of_the_file(keys: dict[str, int]) -> N
     assert MID not in typed
     assert prompt.tokens == (PRE, *model.tokenizer.encode("a"), *typed, SUF,
                              *model.tokenizer.encode("b"), MID)  # fmt: skip
-    assert prompt.end_tokens == {PAD}
+    assert PAD in model.tokenizer.end_tokens
     other_order = replace(model, suffix_first=True).prepare_infill("a", "b")
     letters = [model.tokenizer.encode(letter) for letter in "ab"]
     assert other_order.tokens == (SUF, *letters[1], PRE, *letters[0], MID)
@@ -379,7 +379,7 @@ def test_infill_tokens_without_keys_are_found_by_their_texts(texts: str) -> None
     model = infilling(special=special)
     assert model.inserts
     prompt = model.prepare_infill("", "")
-    assert prompt.tokens == (PRE, SUF, MID) and prompt.end_tokens == {PAD}
+    assert prompt.tokens == (PRE, SUF, MID) and PAD in model.tokenizer.end_tokens
     stated = infilling(special=special, fim_pre_token_id=PAD).prepare_infill("", "")
     assert stated.tokens == (PAD, SUF, MID)
     del special[texts.split()[1]]

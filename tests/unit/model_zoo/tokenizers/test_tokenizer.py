@@ -59,6 +59,29 @@ def test_known_end_texts_need_no_key() -> None:
     }
 
 
+BETWEEN_FILES = [
+    "<|fim_pad|> <|repo_name|> <|file_sep|>",  # Qwen
+    "<fim_pad> <reponame>",
+    "<fim-pad> <fim-repo>",
+    "[PAD]",
+]
+
+
+@pytest.mark.parametrize("texts", BETWEEN_FILES)
+def test_padding_and_the_next_file_end_every_answer(texts: str) -> None:
+    """As in llama.cpp: models of code go on with other files behind an answer."""
+    found = dict.fromkeys(texts.split(), CONTROL)
+    assert ends({**found, "<|fim_prefix|>": CONTROL, "<file>": CONTROL}) == set(found)
+    untyped = dict.fromkeys(found, NORMAL)  # of files without types; "[PAD]" may be text there
+    assert ends(untyped) == set(found) - {"[PAD]"}
+
+
+def test_padding_that_a_file_states_ends_answers() -> None:
+    special = dict.fromkeys(("<A>", "<B>", "<C>", "<D>"), CONTROL)
+    keys = {"fim_pad_token_id": 258, "fim_rep_token_id": 259, "fim_sep_token_id": 260}
+    assert ends(special, **keys) == {"<A>", "<B>", "<C>"}
+
+
 def test_harmony_end_of_message_does_not_end_the_answer() -> None:
     assert ends({"<|end|>": CONTROL}) == {"<|end|>"}
     harmony = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
