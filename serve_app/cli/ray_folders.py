@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runtime.errors import ConfigurationError
 from runtime.home_directory import expanded
+from serve_app.cli.temporary_folders import temporary_folder
 from serve_app.haproxy import UnsafeError, take_directory
 
 # Ray adds "/ray/", the name of a session of up to 42 bytes and "/sockets/plasma_store".
@@ -72,10 +73,8 @@ def haproxy_folder() -> Iterator[Path]:
     """A folder that is removed at the end."""
     prefix = "proxy-"
     longest = _temporary(f"{prefix}12345678", LONGEST_OF_HAPROXY)
-    with tempfile.TemporaryDirectory(
-        prefix=prefix, dir=longest.parent, ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)
+    with temporary_folder(prefix, within=longest.parent) as folder:
+        yield folder
 
 
 def _temporary(name: str, longest: int) -> Path:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +38,7 @@ from serve_app.cli.ray_folders import haproxy_folder, ray_folder, ray_token
 from serve_app.cli.ray_serve import CODE
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.shared_options import without_models
+from serve_app.cli.temporary_folders import temporary_folder
 from serve_app.cli.terminal import harmless
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
@@ -283,8 +283,8 @@ def run_arguments(
     if variables is None:
         yield ["--address", "local", path], {}
         return
-    with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
-        written = Path(folder) / path.name
+    with temporary_folder("caravan-") as folder:
+        written = folder / path.name
         written.write_text(yaml.safe_dump(config))
         yield ["--address", "local", written], variables
 
@@ -333,8 +333,8 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
             raise click.UsageError("A configuration excludes other models and options.")
         yield Path(configs[0])
         return
-    with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
-        path = Path(folder) / "config.yaml"
+    with temporary_folder("caravan-") as folder:
+        path = folder / "config.yaml"
         store = Store(default_root(os.environ))
         _check_port(_given_address(given))  # before models are pulled
         if not models and not store.names():

@@ -200,6 +200,9 @@ def test_llama_cpp_cuts_text_as_the_checkpoint_does(tmp_path) -> None:
         ("<|end|>", "<|return|>", "<|call|>"),
         ("<|end|>", "<|flush|>", "<|calls|>"),
         ("[e~[",),
+        ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>"),
+        ("<fim-pad>", "<fim-repo>", "<file_sep>"),
+        ("[PAD]", "<reponame>", "<fim_middle>"),
     ],
 )
 def test_llama_cpp_stops_at_the_same_texts(tmp_path, texts) -> None:

@@ -1,0 +1,44 @@
+"""Folders for temporary files of a process, which later processes remove if it was killed."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+# In a folder, a file that its process locks (flock).
+_LOCK = "in-use"
+
+
+@contextmanager
+def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
+    """A new folder, which is removed at the end, as are those of the same prefix whose processes
+    have been killed. `within`: the folder that has them, by default that for temporary files."""
+    parent = Path(tempfile.gettempdir()) if within is None else within
+    for folder in parent.glob(f"{prefix}*"):
+        _remove_abandoned(folder)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name,
+        Path(name, f"{_LOCK}.new").open("x") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(lock.name).rename(Path(name, _LOCK))  # it is never seen without its lock
+        yield Path(name)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder of this user whose lock no process holds. Folders without one stay."""
+    with ExitStack() as opened:
+        try:
+            inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened.callback(os.close, inside)
+            if os.fstat(inside).st_uid != os.geteuid():
+                return
+            lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW, dir_fd=inside)
+            opened.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
