@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.access import key_of
 from serve_app.api.anthropic_reply import speaks_anthropic
 from serve_app.api.monitoring import Exposition
 from serve_app.api.openapi_operations import OPERATIONS
@@ -55,7 +54,6 @@ class ObserveRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope.setdefault("state", {})  # shared with copies of the scope
         given = Headers(scope=scope).get(HEADER)
         context, status = RequestContext(request_id(given)), CLIENT_LEFT
 
@@ -77,7 +75,7 @@ class ObserveRequests:
             try:
                 await self._app(scope, receive, noted)
             finally:
-                self._record(scope, status, time.monotonic() - context.arrived)
+                self._record(scope, context, status)
                 current_request.reset(token)
             if span is not None:
                 span.set(http__response__status_code=status)
@@ -98,10 +96,10 @@ class ObserveRequests:
             span.set(http__request__method=method, http__route=route)
             yield span
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        protocol, key = protocol_of(route_path(scope)), key_of(scope)
-        name = "" if key is None else key.name
-        self._meter.add(metrics.REQUESTS, 1, protocol, str(status), name)
+    def _record(self, scope: Scope, context: RequestContext, status: int) -> None:
+        protocol = protocol_of(route_path(scope))
+        seconds = time.monotonic() - context.arrived
+        self._meter.add(metrics.REQUESTS, 1, protocol, str(status), context.key)
         self._meter.observe(metrics.REQUEST_SECONDS, seconds, protocol)
-        facts = {"protocol": protocol, "status": status, "key": name or None}
+        facts = {"protocol": protocol, "status": status, "key": context.key or None}
         log.debug("request", method=scope["method"], **facts, seconds=round(seconds, 3))
