@@ -82,8 +82,7 @@ class TurnRules:
 
         Texts keep their order, except for results of parallel calls and those with images.
         """
-        if any(message.role == "tool" or message.tool_calls for message in messages):
-            messages = self._with_answers(messages)
+        messages = self._with_answers(messages)
         if self == TurnRules():
             return messages
         messages = self._with_systems(messages)

@@ -26,7 +26,7 @@ def is_public(text: str) -> bool:
         address = ip_address(text)
     except ValueError:
         return False
-    if not address.is_global or address.is_multicast or address.is_reserved:
+    if not address.is_global or address.is_multicast:
         return False
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _INTERNAL)

@@ -245,7 +245,7 @@ def _openai_inputs(given: Any) -> list[Input]:
         case [list(), *_]:
             _check_count(given)
             return [_tokens(wrong, f"input[{place}]", item) for place, item in enumerate(given)]
-        case list() if ids := token_ids(given):
+        case _ if ids := token_ids(given):
             return [TokenIds(ids)]
     raise _wrong(wrong, "input", "a string, or a list of strings, of token ids or of such lists")
 
@@ -259,7 +259,7 @@ def _texts(wrong: str, given: list[Any]) -> list[Input]:
 
 
 def _tokens(wrong: str, place: str, given: Any) -> TokenIds:
-    ids = token_ids(given) if isinstance(given, list) else None
+    ids = token_ids(given)
     if ids is None:
         raise _wrong(wrong, place, "a list of token ids")
     return TokenIds(ids)

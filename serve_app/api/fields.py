@@ -228,9 +228,9 @@ def query_integer(name: str, text: str, bounds: Bounds) -> int:
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-def token_ids(values: list[Any]) -> tuple[int, ...] | None:
-    """The values as token ids; None unless there is at least one and all are integers in [0,
-    2**31).
+def token_ids(values: Any) -> tuple[int, ...] | None:
+    """The values as token ids; None unless they are a list, there is at least one, and all are
+    integers in [0, 2**31).
     """
     try:
         return msgspec.convert(values, tuple[TokenId, ...]) or None

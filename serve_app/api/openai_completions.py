@@ -185,7 +185,7 @@ def _prompt(place: str, prompt: Any, body: CompletionBody) -> PromptSource:
     suffix = body.suffix
     if isinstance(prompt, str):
         return Infill(prompt, suffix) if suffix else RawText(prompt, bos=body.add_special_tokens)
-    if isinstance(prompt, list) and (ids := token_ids(prompt)):
+    if ids := token_ids(prompt):
         if suffix:
             raise RequestError(f'field "{place}" must be a string if there is a "suffix"')
         return TokenIds(ids)

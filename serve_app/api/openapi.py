@@ -197,14 +197,12 @@ def _operation(operation: Operation, names: Mapping[type, str]) -> dict[str, Any
         "operationId": "_".join(re.findall(r"\w+", f"{operation.method.lower()} {operation.path}")),
         "tags": [operation.group],
         "summary": operation.summary,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": _TEXT, **_example_of(name)}
+            for name in _PARAMETER.findall(operation.path)
+        ],
         "responses": _responses(operation),
     }
-    parameters = _PARAMETER.findall(operation.path)
-    if parameters:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": _TEXT, **_example_of(name)}
-            for name in parameters
-        ]
     if operation.body is not None:
         content = {"schema": {"$ref": names[operation.body]}, **request_examples(operation)}
         described["requestBody"] = {"required": True, "content": {JSON: content}}

@@ -196,7 +196,5 @@ def _shown_format(format: Any) -> dict[str, Any]:
     """`text.format` in the response object: the fields that `responses_form` reads."""
     if format is None or format["type"] != "json_schema":
         return {"type": "text" if format is None else format["type"]}
-    texts = {name: format.get(name) for name in ("name", "description")}
-    known = {name: text if isinstance(text, str) else None for name, text in texts.items()}
-    strict = format.get("strict") is True
-    return {"type": "json_schema", **known, "schema": format["schema"], "strict": strict}
+    shown = {name: format.get(name) for name in ("type", "name", "description", "schema")}
+    return shown | {"strict": format.get("strict") is True}

@@ -111,7 +111,7 @@ def _allowed(given: Any) -> bytes:
     `token // 32` for each token."""
     if given is None:
         return b""
-    ids = token_ids(given) if isinstance(given, list) else None
+    ids = token_ids(given)
     if ids is None:
         raise RequestError(
             'field "allowed_token_ids" must be a list of token ids, of which it needs at least one'
@@ -144,7 +144,7 @@ def _bad_words(given: Any) -> tuple[str, ...]:
 def _stop_tokens(given: Any) -> tuple[int, ...]:
     if given in (None, []):
         return ()
-    ids = token_ids(given) if isinstance(given, list) else None
+    ids = token_ids(given)
     if ids is None:
         raise RequestError('field "stop_token_ids" must be a list of token ids')
     if len(ids) > MAX_STOP_TOKENS:

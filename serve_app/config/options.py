@@ -210,13 +210,14 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
 
 def clamped(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Ollama's options by name, with the values that Ollama itself clamps in their range."""
-    return {name: _clamped(value, *_CLAMPED.get(name, (None, None))) for name, value in raw.items()}
+    return {name: _clamped(name, value) for name, value in raw.items()}
 
 
-def _clamped(value: Any, low: float | None, high: float | None) -> Any:
-    if low is None or high is None or type(value) not in (int, float):
+def _clamped(name: str, value: Any) -> Any:
+    if name not in _CLAMPED or type(value) not in (int, float):
         return value
-    return low if value < low else high if value > high else value
+    low, high = _CLAMPED[name]
+    return min(max(value, low), high)
 
 
 def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:

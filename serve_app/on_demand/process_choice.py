@@ -51,7 +51,7 @@ def _has_room(report: PoolReport, nbytes: int) -> bool:
     return below_limit and report.free_bytes >= nbytes
 
 
-def _preference(report: PoolReport, model: ListedModel) -> tuple[bool, int, int, bytes]:
+def _preference(report: PoolReport, model: ListedModel) -> tuple[int, int, bytes]:
     """Prefers free memory, then memory of idle models; ties are broken by rendezvous hashing
     (Thaler and Ravishankar, 1998), so that a model returns to the same process."""
     idle = sum(each.loaded.reserved_bytes for each in report.residents if not each.users)
@@ -59,4 +59,4 @@ def _preference(report: PoolReport, model: ListedModel) -> tuple[bool, int, int,
     weight = hashlib.blake2b(key, digest_size=8).digest()
     # A lower bound: the cache is not counted. The process itself plans the exact size.
     room = report.free_bytes if _has_room(report, model.file_bytes) else 0
-    return room > 0, room, report.free_bytes + idle, weight
+    return room, report.free_bytes + idle, weight

@@ -332,7 +332,7 @@ def store_identity(store: Store) -> str:
     try:
         if not path.exists():
             _write_once(path, uuid.uuid4().hex)
-        return path.read_text().strip()
+        return path.read_text()
     except OSError:
         machine_id = Path("/etc/machine-id")
         machine = machine_id.read_text().strip() if machine_id.is_file() else os.uname().nodename
