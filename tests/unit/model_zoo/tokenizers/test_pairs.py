@@ -35,6 +35,8 @@ def expected(text: str) -> list[int]:
 def test_tokens_extend_over_the_borders_of_query_and_text(tokenizer) -> None:
     encode = TemplatePairs.read(tokenizer, TEMPLATE).encoder("quick fox")
     assert encode("the dog") == expected(f"{START}user quick fox and the dog{END}\n")
+    encode = TemplatePairs.read(tokenizer, "{query} {document}ick").encoder("fox")
+    assert encode("qu") == encode("qu", at_most=9) == expected("fox quick")
 
 
 def test_a_query_is_no_template(tokenizer) -> None:

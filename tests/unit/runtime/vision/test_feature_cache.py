@@ -203,6 +203,8 @@ def test_only_an_encoder_of_its_own_is_expected_to_make_progress() -> None:
     encoder.progressed_at = 4.0
     assert store.waiting_since is None
     store.provide([picture(1)])
+    now_s = 6.0
+    assert not store.collect()
     assert store.waiting_since == 5.0
     encoder.progressed_at = 7.0
     assert store.waiting_since == 7.0

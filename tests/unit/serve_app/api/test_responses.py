@@ -276,6 +276,7 @@ async def test_log_probabilities_of_the_text_are_included_on_request(stream):
         "\U0001f600",
     ]
     assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+    assert reply["top_logprobs"] == 2
     assert streamed in (None, part["logprobs"])
 
 

@@ -122,6 +122,30 @@ async def test_concurrent_callers_share_one_request_for_a_report(roots):
         pool.close()
 
 
+async def test_a_first_report_is_awaited_for_as_long_as_it_takes(roots):
+    async with cluster_of(roots[0]) as cluster:
+        pool, (process,) = PoolDirectory(cluster), cluster.processes
+        process.awake.clear()
+        asking = asyncio.create_task(pool.listed())
+        await until(lambda: process.calls["report"])
+        for _ in range(3):
+            await pass_time(process_reports.PATIENCE_S)
+        process.awake.set()
+        assert len(await asking) == 1
+        pool.close()
+
+
+async def test_models_of_a_store_without_processes_are_not_listed(roots, tiny):
+    put(Store(roots[0]), "left", {"model": tiny})
+    async with cluster_of(*roots) as cluster:
+        pool = PoolDirectory(cluster)
+        assert len(await pool.listed()) == 2
+        await cluster.processes[0].die()
+        pool.forget()
+        assert [model.name for model in await pool.listed()] == ["both:latest"]
+        pool.close()
+
+
 async def test_requests_get_the_reason_while_no_process_can_load_models(roots):
     async with cluster_of(*roots) as cluster, serving(cluster) as client:
         failed, later = cluster.processes

@@ -224,7 +224,7 @@ PARAMETERS = {
     "repeat_last_n": 33,
     "temperature": 0.25,
     "repeat_penalty": 1.5,
-    "presence_penalty": 0.5,
+    "presence_penalty": 1,
     "frequency_penalty": 0.5,
     "mirostat": 2,
     "mirostat_tau": 4.5,
@@ -261,7 +261,8 @@ async def test_the_output_of_show_recreates_the_model(root):
     async with cluster_of(root, loaders=real_loader) as cluster, official(cluster) as client:
         await client.create("one", from_="kept", parameters=PARAMETERS)
         shown = await client.show("one")
-        assert read_parameters(shown.parameters) == PARAMETERS
+        parameters = read_parameters(shown.parameters)
+        assert repr(sorted(parameters.items())) == repr(sorted(PARAMETERS.items())), "1 remains 1"
         await client.create("two", from_="kept", parameters=read_parameters(shown.parameters))
         assert (await client.show("two")).parameters == shown.parameters
         body = {"model": "three", "modelfile": shown.modelfile.replace("FROM one", "FROM kept")}
