@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_zoo.convert.configuration import read_json
-from model_zoo.convert.scaled_weights import (
-    SCALED,
-    Block,
-    activation_scale_names,
-    fits,
-    scale_name,
-    scaled,
-)
+from model_zoo.convert.quantization_methods import StoredForms
+from model_zoo.convert.weight_forms import FLOATS, Form
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_WIDE = frozenset({"BF16", SCALED})
 _BYTES = frozenset({"U8"})
 # Folders of modules of a sentence transformer with tensors that follow those of the model.
 _MODULES = "*_Dense"
@@ -31,27 +23,91 @@ _MODULES = "*_Dense"
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor, its name in its shard, and its scales if it is of 8-bit floats."""
+    """A tensor, and its name in its shard."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     shard: Path
     handle: Any
-    scale: "_Stored | None" = None
+
+    @property
+    def wide_exponents(self) -> bool:
+        return self.dtype == "BF16"
+
+    def read(self, index: int | None = None) -> Tensor:
+        """The whole tensor, or the slice `index` of its first dimension."""
+        try:
+            if index is None:
+                return self.handle.get_tensor(self.name)
+            return self.handle.get_slice(self.name)[index : index + 1].squeeze(0)
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{self.shard}: `{self.name}` cannot be read: {error}.") from error
+
+    def read_matching(self, index: int, dimensions: int) -> Tensor:
+        """The part for the slice `index` of a stack with so many dimensions."""
+        if len(self.shape) < dimensions or prod(self.shape) == 1:
+            return self.read()
+        return self.read(index if self.shape[0] > 1 else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    """A weight that is stored as several tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    form: Form
+    parts: Mapping[str, _Stored]
+
+    @property
+    def wide_exponents(self) -> bool:
+        return all(part.dtype != "F16" for part in self.parts.values())
+
+    def read(self, index: int | None = None) -> Tensor:
+        """float32: the whole weight, or the slice `index` of its first dimension."""
+        try:
+            if index is None or not self.form.sliced:
+                whole = self.form.numbers({end: part.read() for end, part in self.parts.items()})
+                return whole if index is None else whole[index]
+            dimensions = len(self.shape)
+            return self.form.numbers(
+                {end: part.read_matching(index, dimensions) for end, part in self.parts.items()}
+            )
+        except IndexError as error:
+            first = self.parts[self.form.first]
+            raise ModelFileError(
+                f"{first.shard}: `{first.name}` has groups without scales: {error}."
+            ) from error
+
+    @property
+    def blocks(self) -> str | None:
+        made = self.form.blocks
+        return made.type if made is not None and made.exact(self.parts) else None
+
+    def read_blocks(self) -> Tensor:
+        assert self.form.blocks is not None
+        return self.form.blocks.rows({end: part.read() for end, part in self.parts.items()})
+
+    def factor(self) -> Tensor | None:
+        """float32 [1]: the factor of the blocks, if they have one."""
+        made = self.form.blocks
+        if made is None or made.factor is None:
+            return None
+        ends = [end for end in self.parts if end != self.form.first]
+        return made.factor({end: self.parts[end].read() for end in ends})
 
 
 class Checkpoint:
     """Names, shapes and data of the tensors of a folder.
 
-    Names of tensors in a module of a sentence transformer begin with the module's folder. Scales of
-    8-bit floats are parts of their weights. `block`: as of `scale_block`.
+    Names of tensors in a module of a sentence transformer begin with the module's folder. A weight
+    that is stored as several tensors, in one of `forms`, counts as one.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, _Stored], block: Block | None) -> None:
+    def __init__(self, folder: Path, stored: Mapping[str, _Stored], forms: StoredForms) -> None:
         self.folder = folder
-        self._stored = _with_scales(stored, block)
-        self._block = block
+        self._stored = _composed(stored, forms)
 
     @property
     def names(self) -> Sequence[str]:
@@ -69,7 +125,7 @@ class Checkpoint:
         nothing from its precision."""
         counts = {True: 0, False: 0}
         for stored in self._stored.values():
-            counts[stored.dtype in _WIDE] += prod(stored.shape)
+            counts[stored.wide_exponents] += prod(stored.shape)
         return counts[True] > counts[False]
 
     def require(self, name: str, *, blocks: bool) -> None:
@@ -79,37 +135,43 @@ class Checkpoint:
         """
         stored = self._stored[name]
         if not prod(stored.shape):
-            raise ModelFileError(f"{stored.shard}: `{name}` is empty: its shape is {stored.shape}.")
-        if stored.scale is not None and not blocks:
-            if stored.scale.dtype not in _FLOATS:
-                raise UnsupportedModelError(
-                    f"{stored.shard}: `{name}` has scales of type {stored.scale.dtype}; F32, F16 "
-                    "and BF16 can be converted."
-                )
-        elif stored.dtype not in (_BYTES if blocks else _FLOATS):
+            raise ModelFileError(f"{self.folder}: `{name}` is empty: its shape is {stored.shape}.")
+        if isinstance(stored, _Composed):
+            if blocks:
+                raise UnsupportedModelError(f"{self.folder}: `{name}` does not hold blocks.")
+        elif stored.dtype not in (_BYTES if blocks else FLOATS):
             raise UnsupportedModelError(
                 f"{stored.shard}: `{name}` holds numbers of type {stored.dtype}; F32, F16, BF16, "
-                f"and {SCALED} with `{scale_name(name)}`, can be converted. Convert a checkpoint "
-                "that is not quantised."
+                "and fewer bits with scales that are stored beside them, can be converted. Convert "
+                "a checkpoint that is not quantised."
             )
 
     def read(self, name: str, *, index: int | None = None) -> Tensor:
-        """The stored tensor, or the slice `index` of its first dimension; scaled weights in
-        float32."""
+        """The stored tensor, or the slice `index` of its first dimension; a weight that is stored
+        as several tensors in float32."""
+        return self._stored[name].read(index)
+
+    def blocks(self, name: str) -> str | None:
+        """The type of blocks of GGUF that have the numbers of this weight, apart from `factor`;
+        None if it must be computed."""
         stored = self._stored[name]
-        tensor = _read(stored, index)
-        if stored.scale is None:
-            return tensor
-        scale = _read(stored.scale, None)
-        if index is not None and scale.numel() > 1:
-            scale = scale[index if len(scale) > 1 else 0]
-        return scaled(tensor, scale, self._block)
+        return stored.blocks if isinstance(stored, _Composed) else None
+
+    def read_blocks(self, name: str) -> Tensor:
+        """uint8 [out, row bytes] of a weight that has `blocks`."""
+        stored = self._stored[name]
+        assert isinstance(stored, _Composed)
+        return stored.read_blocks()
+
+    def factor(self, name: str) -> Tensor | None:
+        """float32 [1], by which the numbers of the blocks of a weight are multiplied."""
+        stored = self._stored[name]
+        return stored.factor() if isinstance(stored, _Composed) else None
 
 
 @contextmanager
-def open_checkpoint(folder: Path, *, block: Block | None) -> Iterator[Checkpoint]:
-    """Opens all shards. A tensor that several have is that of the index. `block`: as of
-    `scale_block`.
+def open_checkpoint(folder: Path, *, forms: StoredForms) -> Iterator[Checkpoint]:
+    """Opens all shards. A tensor that several have is that of the index.
 
     ModelFileError if one is missing, damaged or contradicts the index; UnsupportedModelError for a
     folder of pickles.
@@ -124,35 +186,45 @@ def open_checkpoint(folder: Path, *, block: Block | None) -> Iterator[Checkpoint
                 found = _open(stack, shard, expected)
                 own = {n: tensor for n, tensor in found.items() if listed.get(n, shard) == shard}
                 stored |= {prefix + name: tensor for name, tensor in own.items()}
-        yield Checkpoint(folder, stored, block)
+        yield Checkpoint(folder, stored, forms)
 
 
-def _with_scales(stored: Mapping[str, _Stored], block: Block | None) -> dict[str, _Stored]:
-    """The tensors without the scales, which the scaled ones get."""
-    found = dict(stored)
-    for name, tensor in stored.items():
-        scale = found.pop(scale_name(name), None) if tensor.dtype == SCALED else None
-        if scale is None:
-            continue
-        if not fits(tensor.shape, scale.shape, block):
-            raise ModelFileError(
-                f"{scale.shard}: `{scale.name}` has the shape {scale.shape}, which does not fit "
-                f"that of its weight, {tensor.shape}, and blocks of {block}."
-            )
-        found[name] = replace(tensor, scale=scale)
-        for unused in activation_scale_names(name):
-            found.pop(unused, None)
-    return found
+def _composed(stored: Mapping[str, _Stored], forms: StoredForms) -> dict[str, _Stored | _Composed]:
+    """The tensors, of which the parts of a weight count as the weight."""
+    weights: dict[str, _Composed] = {}
+    parts = {name for name in stored if name.endswith(forms.unused)}
+    for name in stored:
+        matching = [(form, form.names(name, stored)) for form in forms.forms]
+        found = [(form, names) for form, names in matching if names is not None]
+        if found:
+            weight = _weight(name, stored, found)
+            weights[weight.name] = weight
+            parts.update(*(names.values() for _, names in found))
+    plain = {name: tensor for name, tensor in stored.items() if name not in parts}
+    for name in plain.keys() & weights.keys():
+        raise ModelFileError(f"{plain[name].shard}: `{name}` is stored in two forms.")
+    return {**plain, **weights}
 
 
-def _read(stored: _Stored, index: int | None) -> Tensor:
-    """The whole tensor, or the slice `index` of its first dimension."""
-    try:
-        if index is None:
-            return stored.handle.get_tensor(stored.name)
-        return stored.handle.get_slice(stored.name)[index : index + 1].squeeze(0)
-    except (SafetensorError, OSError) as error:
-        raise ModelFileError(f"{stored.shard}: `{stored.name}` cannot be read: {error}.") from error
+def _weight(
+    first: str, stored: Mapping[str, _Stored], found: Sequence[tuple[Form, Mapping[str, str]]]
+) -> _Composed:
+    """The weight with this first tensor, in the first of the forms `found` that its parts fit."""
+    for form, names in found:
+        parts = {end: stored[name] for end, name in names.items()}
+        for end, part in parts.items():
+            if part.dtype not in form.types(end):
+                raise UnsupportedModelError(
+                    f"{part.shard}: `{part.name}` holds numbers of type {part.dtype}; "
+                    f"{', '.join(sorted(form.types(end)))} can be converted."
+                )
+        shape = form.shape(parts)
+        if shape is not None:
+            return _Composed(first.removesuffix(form.first) + form.weight, shape, form, parts)
+    shapes = ", ".join(f"`{name}` {list(stored[name].shape)}" for name in names.values())
+    raise ModelFileError(
+        f"{stored[first].shard}: these parts of a weight do not fit one another: {shapes}."
+    )
 
 
 def _shards(folder: Path) -> Mapping[Path, Sequence[str] | None]:

@@ -18,13 +18,14 @@ from model_zoo.convert.gguf_metadata import (
 from model_zoo.convert.mapping import (
     EMBEDDING,
     FLAVOURS,
+    LLAMA_CPP,
     OLLAMA,
     Conversion,
 )
 from model_zoo.convert.plan import Target, gathered_numbers, plan
+from model_zoo.convert.quantization_methods import stored_forms
 from model_zoo.convert.quantizers.rows import quantize, row_groups
-from model_zoo.convert.recipes import Facts, facts_of_names, recipe_named, tensor_type
-from model_zoo.convert.scaled_weights import scale_block
+from model_zoo.convert.recipes import Facts, facts_of_names, file_type, recipe_named, tensor_type
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
 from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
@@ -45,8 +46,9 @@ def convert(
     """Converts the model in `folder` to `out`; returns the paths of all files.
 
     In llama.cpp's flavour a vision model goes to a second file, named `mmproj-` and the name of
-    `out`. `type`: a recipe; None: the stored type of 16 bits, F16 if it has more. `flavour`: whose
-    key and tensor names to use; None: llama.cpp's if it has the architecture.
+    `out`. `type`: a recipe; None: the stored type of 16 bits, F16 if it has more, and for llama.cpp
+    the blocks of quantised weights, if GGUF has them. `flavour`: whose key and tensor names to use;
+    None: llama.cpp's if it has the architecture.
     `progress(done, total)` gets bytes written. At most one stored tensor is in memory. Files get
     their final names when complete; none remains after an error. Raises ConfigurationError for
     invalid arguments, ModelFileError for an invalid folder.
@@ -54,8 +56,7 @@ def convert(
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)
     flavour = flavour or conversion_for(config).flavours[0]
-    with open_checkpoint(folder, block=scale_block(config)) as checkpoint:
-        type = type or ("bf16" if checkpoint.wide_exponents else "f16")
+    with open_checkpoint(folder, forms=stored_forms(config)) as checkpoint:
         files = _files(config, checkpoint, out, type, flavour)
         total = sum(tensor.nbytes for file in files for tensor in file.planned)
         with ExitStack() as stack:
@@ -83,14 +84,19 @@ class _File:
 
 
 def _files(
-    config: Configuration, checkpoint: Checkpoint, out: Path, type: str, flavour: str
+    config: Configuration, checkpoint: Checkpoint, out: Path, recipe: str | None, flavour: str
 ) -> list[_File]:
     """The file to write, and in llama.cpp's flavour the file of the vision model, if any."""
+    type = recipe or ("bf16" if checkpoint.wide_exponents else "f16")
     conversion, config = _checked(conversion_for(config), config, flavour)
     vision, config_of_vision = vision_of(config)
-    targets = plan(conversion, config, checkpoint, flavour=flavour)
+    keep = recipe is None and flavour == LLAMA_CPP
+    targets = plan(conversion, config, checkpoint, flavour=flavour, keep_blocks=keep)
     rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
     metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
+    if keep:
+        kind = file_type(type, kept=[target.blocks for target in targets])
+        metadata = {**metadata, **fields_of({"general.file_type": kind}, checkpoint.folder)}
     architecture = conversion.architecture_for(flavour, config)
     gathered = gathered_numbers(conversion, config, checkpoint).items()
     own_keys = {full_name(architecture, name): value for name, value in gathered}

@@ -12,6 +12,7 @@ from torch import Tensor
 from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.configuration import INVALID, Configuration
 from model_zoo.convert.mapping import EMBEDDING, OUTPUT, Computed, Conversion, Rule
+from model_zoo.convert.transforms import Rows, unchanged
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
@@ -24,6 +25,7 @@ _BUFFERS = (
     "layers.{n}.self_attn.bias",
     "layers.{n}.self_attn.masked_bias",
 )
+_MATRIX = re.compile(r"blk\.\d+\.\w+\.weight")
 _LAYER = re.compile(r"layers\.(\d{1,9})\.")
 
 
@@ -42,10 +44,16 @@ class Target:
 
 
 def plan(
-    conversion: Conversion, config: Configuration, checkpoint: Checkpoint, *, flavour: str
+    conversion: Conversion,
+    config: Configuration,
+    checkpoint: Checkpoint,
+    *,
+    flavour: str,
+    keep_blocks: bool = False,
 ) -> list[Target]:
     """All tensors of the file: those outside layers first, then layer by layer.
 
+    keep_blocks: matrices of layers that the checkpoint stores in blocks of GGUF keep these.
     Matrices of a layer are adjacent, in the order of the rules. ModelFileError names stored tensors
     that are missing, unknown or contradict the configuration.
     """
@@ -63,6 +71,9 @@ def plan(
                 continue
             order = _order(place.layer, place.kind, index)
             target = _target(rule, place, sources, config, checkpoint)
+            if keep_blocks:
+                target, *factors = _in_blocks(target, rule, sources, config, checkpoint)
+                targets += [(order, factor) for factor in factors]
             targets.append((order, target))
             if rule.target == EMBEDDING and config.tied and flavour in conversion.heads:
                 targets.append((order, replace(target, name=OUTPUT)))
@@ -258,6 +269,33 @@ def _target(
         raise ModelFileError(f"{checkpoint.folder}: the experts of `{name}` differ in shape.")
     lead = (len(pieces),) if stacked or rule.each else ()
     return Target(name, (*lead, *shapes.pop()), pieces, rule.blocks, rule.keep)
+
+
+def _in_blocks(
+    target: Target, rule: Rule, sources: _Sources, config: Configuration, checkpoint: Checkpoint
+) -> list[Target]:
+    """The target in the blocks that the checkpoint stores, if its rows are whole rows of these, and
+    the factors of its matrices, if they have some; else the target as it is."""
+    transform = unchanged if rule.transform is None else rule.transform
+    names = [name for _, name in sorted(sources[0].items())]
+    movable = isinstance(transform, Rows) and len(sources) == 1 and not (rule.each or rule.keep)
+    if not movable or rule.blocks or not _MATRIX.fullmatch(target.name):
+        return [target]
+    kinds = {checkpoint.blocks(name) for name in names}
+    kind = kinds.pop()
+    if kinds or kind is None:
+        return [target]
+
+    def piece(name: str) -> Tensor:
+        return transform(config, checkpoint.read_blocks(name))
+
+    blocks = replace(target, pieces=[partial(piece, name) for name in names], blocks=kind)
+    factors = [checkpoint.factor(name) for name in names]
+    stated = [factor for factor in factors if factor is not None]
+    if not stated:
+        return [blocks]
+    name = f"{target.name.removesuffix('weight')}scale"
+    return [blocks, Target(name, (len(stated),), [lambda: torch.cat(stated)], keep=True)]
 
 
 def _named_target(rule: Rule, place: _Place) -> str:

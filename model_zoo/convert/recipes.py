@@ -5,6 +5,7 @@ counts. Norms, routers and other small tensors are never quantised.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -112,8 +113,12 @@ def recipe_named(name: str) -> Recipe:
     raise ConfigurationError(f"There is no recipe `{name}`.{hint} Known are {', '.join(RECIPES)}.")
 
 
-def file_type(recipe: str) -> int:
-    """The value of `general.file_type`."""
+def file_type(recipe: str, kept: Iterable[str | None] = ()) -> int:
+    """The value of `general.file_type`; `kept`: the types of blocks that a checkpoint's tensors
+    keep, None for others."""
+    counts = Counter(type for type in kept if type is not None)
+    if counts:
+        return _FILE_TYPES_OF_BLOCKS[counts.most_common(1)[0][0]]
     return recipe_named(recipe).file_type
 
 
@@ -214,6 +219,7 @@ _EIGHT_EXPERTS = (
 )
 _EIGHT_EXPERTS_OUTPUT = TypeRule("attn_output.", "Q5_K", _eight_experts)
 _VALUES_OF_EIGHTY_LAYERS = TypeRule(_VALUES, "Q5_K", _eighty_layers)
+_FILE_TYPES_OF_BLOCKS = {"Q4_0": 2, "Q8_0": 7, "MXFP4": 38, "NVFP4": 39}
 _EXPERTS = ("ffn_gate_exps.", "ffn_up_exps.", "ffn_down_exps.", "ffn_gate_up_exps.")
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(

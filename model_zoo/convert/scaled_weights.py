@@ -1,79 +1,64 @@
-"""Weights of 8-bit floats (FP8, E4M3) with scales, as several models are published."""
+"""Numbers of few bits with scales: one for a matrix, or for rows, blocks or groups of columns."""
 
-from collections.abc import Mapping
 from math import prod
 
 import torch
 from torch import Tensor
 
-from model_zoo.convert.configuration import Configuration
-from runtime.errors import UnsupportedModelError
-
-SCALED = "F8_E4M3"
-_METHOD = "fp8"
 Block = tuple[int, int]
+Shape = tuple[int, ...]
+# Exponents of scales of eight bits (E8M0) count from this one.
+_BIAS = 127
 
 
-def scale_block(config: Configuration) -> Block | None:
-    """Rows and columns of the blocks of weights with one scale; None if the settings state none.
+def fits(weight: Shape, scale: Shape, block: Block | None) -> bool:
+    """Whether scales of this shape are those of a weight [..., out, in].
 
-    UnsupportedModelError for checkpoints that are quantised in another way, except MXFP4, whose
-    blocks GGUF has, and BitNet's before their weights are rounded.
+    They are one for the tensor; or one for each block, of `block` rows and columns; or of a shape
+    that is broadcast, or [out]; or one for each group of columns, [..., out, groups].
     """
-    stated = config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    if method in (None, "mxfp4"):
-        return None
-    if method == "bitnet" and stated.get("quantization_mode") == "online":
-        return None
-    if method != _METHOD:
-        raise UnsupportedModelError(
-            f"{config.path}: its weights are quantised ({method}); convert the original checkpoint "
-            "instead."
-        )
-    block = stated.get("weight_block_size")
-    if block is None:
-        return None
-    if not isinstance(block, list) or len(block) != 2 or not all(map(_is_size, block)):
-        raise config.error(f"has {str(block)[:80]} as `weight_block_size`, not two sizes")
-    return block[0], block[1]
-
-
-def scale_name(weight: str) -> str:
-    """The name of a weight's scales."""
-    return f"{weight}_scale_inv"
-
-
-def activation_scale_names(weight: str) -> tuple[str, ...]:
-    """Names of scales with which other programs round the inputs of a product."""
-    return f"{weight.removesuffix('.weight')}.activation_scale", f"{weight}_activation_scale"
-
-
-def fits(weight: tuple[int, ...], scale: tuple[int, ...], block: Block | None) -> bool:
-    """Whether scales of this shape are those of a weight [..., out, in]: one for the tensor, else
-    one for each block, or without blocks of a shape that is broadcast."""
-    if prod(scale) == 1:
+    if prod(scale) == 1 or scale == weight[:-1]:
         return True
-    if block is None:
-        return len(scale) == len(weight) and all(
-            own in (1, size) for own, size in zip(scale, weight, strict=True)
-        )
-    counts = [-(-size // part) for size, part in zip(weight[-2:], block, strict=False)]
-    return len(weight) > 1 and scale == (*weight[:-2], *counts)
+    if len(weight) < 2 or len(scale) != len(weight):
+        return False
+    if block is not None and scale == _blocks(weight, block):
+        return True
+    if all(own in (1, size) for own, size in zip(scale, weight, strict=True)):
+        return True
+    return scale[:-1] == weight[:-1] and scale[-1] > 0 and weight[-1] % scale[-1] == 0
 
 
-def scaled(weight: Tensor, scale: Tensor, block: Block | None) -> Tensor:
-    """weight [..., out, in] of 8-bit floats, scale as in `fits` -> float32 [..., out, in]."""
-    factors = scale.float()
-    if factors.numel() == 1:
-        return weight.float() * factors.reshape(())
-    if block is not None:
+def scaled(weight: Tensor, scale: Tensor, block: Block | None = None) -> Tensor:
+    """weight [..., out, in], scale as in `fits` -> float32 [..., out, in]."""
+    return weight.float() * _spread(_numbers(scale), weight.shape, block)
+
+
+def _spread(scale: Tensor, shape: Shape, block: Block | None = None) -> Tensor:
+    """scale as in `fits` -> of a shape that is broadcast to `shape`."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    if scale.dim() < len(shape):
+        return scale.unsqueeze(-1)
+    if block is not None and scale.shape == _blocks(shape, block):
         rows, columns = (
-            torch.arange(size) // part for size, part in zip(weight.shape[-2:], block, strict=True)
+            torch.arange(size) // part for size, part in zip(shape[-2:], block, strict=True)
         )
-        factors = factors[..., rows[:, None], columns]
-    return weight.float() * factors
+        return scale[..., rows[:, None], columns]
+    if scale.shape[-1] in (1, shape[-1]):
+        return scale
+    return scale.repeat_interleave(shape[-1] // scale.shape[-1], dim=-1)
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """uint8 exponents (E8M0) -> float32."""
+    return torch.exp2(exponents.float() - _BIAS)
+
+
+def _numbers(scale: Tensor) -> Tensor:
+    return _power_of_two(scale) if scale.dtype is torch.uint8 else scale.float()
+
+
+def _blocks(weight: Shape, block: Block) -> Shape:
+    """The number of blocks in both dimensions, of which the last ones may be smaller."""
+    counts = [-(-size // part) for size, part in zip(weight[-2:], block, strict=True)]
+    return (*weight[:-2], *counts)

@@ -1,10 +1,23 @@
 """Transformations of stored tensors for the file; all of them work on meta tensors too."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Transform
+from model_zoo.convert.stored_blocks import mxfp4_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A transform that only moves whole rows, which therefore may be blocks as well as numbers."""
+
+    move: Transform
+
+    def __call__(self, config: Configuration, *tensors: Tensor) -> Tensor:
+        return self.move(config, *tensors)
 
 
 def interleaved(heads_key: str) -> Transform:
@@ -21,7 +34,7 @@ def interleaved(heads_key: str) -> Transform:
         halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
         return halves.transpose(1, 2).reshape(rows.shape)
 
-    return transform
+    return Rows(transform)
 
 
 def plus_one(config: Configuration, weight: Tensor) -> Tensor:
@@ -34,6 +47,7 @@ def rates(config: Configuration, logarithms: Tensor) -> Tensor:
     return -logarithms.float().exp()
 
 
+@Rows
 def unchanged(config: Configuration, tensor: Tensor) -> Tensor:
     return tensor
 
@@ -43,19 +57,23 @@ def transposed(config: Configuration, matrix: Tensor) -> Tensor:
     return matrix.transpose(-2, -1)
 
 
+@Rows
 def first_half(config: Configuration, rows: Tensor) -> Tensor:
     """The first half of the rows, [2 n, ...] -> [n, ...]."""
     return rows[: rows.shape[0] // 2]
 
 
+@Rows
 def second_half(config: Configuration, rows: Tensor) -> Tensor:
     return rows[rows.shape[0] // 2 :]
 
 
+@Rows
 def even_rows(config: Configuration, rows: Tensor) -> Tensor:
     return rows[0::2]
 
 
+@Rows
 def odd_rows(config: Configuration, rows: Tensor) -> Tensor:
     return rows[1::2]
 
@@ -94,13 +112,5 @@ def scalar(config: Configuration, value: Tensor) -> Tensor:
 
 
 def repacked_mxfp4(config: Configuration, blocks: Tensor, scales: Tensor) -> Tensor:
-    """blocks uint8 [rows, n, 16], scales uint8 [rows, n] -> uint8 [rows, n * 17].
-
-    Stored bytes hold adjacent weights. A block of the file is the scale and 16 bytes, with the
-    first 16 weights in the low nibbles and the others in the high ones.
-    """
-    blocks = blocks.reshape(*scales.shape, 16)
-    low, high = blocks & 15, blocks >> 4
-    weights = torch.stack([low, high], -1).flatten(-2)
-    packed = weights[..., :16] | (weights[..., 16:] << 4)
-    return torch.cat([scales.unsqueeze(-1), packed], -1).flatten(-2)
+    """blocks uint8 [rows, n, 16], scales uint8 [rows, n] -> uint8 [rows, n * 17]."""
+    return mxfp4_rows(blocks, scales)

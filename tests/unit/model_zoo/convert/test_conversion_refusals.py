@@ -162,7 +162,7 @@ def scaling_without_numbers(folder: Path) -> None:
 
 
 def quantised_by_others(folder: Path) -> None:
-    settings(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    settings(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
 
 
 def empty_tensor(folder: Path) -> None:
@@ -234,7 +234,7 @@ REFUSED = {
     no_size: (ModelFileError, "has no `intermediate_size`"),
     unknown_scaling: (UnsupportedModelError, "the rope scaling dynamic is not supported"),
     scaling_without_numbers: (ModelFileError, "does not determine `rope_freqs.weight`"),
-    quantised_by_others: (UnsupportedModelError, r"its weights are quantised \(gptq\)"),
+    quantised_by_others: (UnsupportedModelError, r"its weights are quantised \(bitsandbytes\)"),
     empty_tensor: (ModelFileError, r"`model\.norm\.weight` is empty"),
     endless_number_in_a_list: (ModelFileError, r"states \[2147483648, 96\] for `llama\.feed_forw"),
     endless_temperature: (ModelFileError, r"states 1e\+300 for `general\.sampling\.temp`"),

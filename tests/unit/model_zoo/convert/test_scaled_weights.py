@@ -11,7 +11,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from model_zoo.convert.checkpoint_reader import open_checkpoint
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.convert_folder import convert
-from model_zoo.convert.scaled_weights import scale_block, scaled
+from model_zoo.convert.quantization_methods import stored_forms
+from model_zoo.convert.scaled_weights import scaled
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.convert.checkpoint_changes import copy, reshaped, settings
 
@@ -33,6 +34,10 @@ def rounded(weight: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Te
             small[part] = (weight[part] / scales[row, column]).to(EIGHT_BITS)
             meant[part] = small[part].float() * scales[row, column]
     return small, scales, meant
+
+
+def stated(**values: object) -> Configuration:
+    return Configuration({"quantization_config": values}, path=Path("config.json"))
 
 
 def in_blocks(folder: Path, meant: Path) -> None:
@@ -87,8 +92,9 @@ def test_a_slice_of_stacked_weights_has_its_own_scales(shape, tmp_path) -> None:
     small = torch.randn(3, 4, 8).to(EIGHT_BITS)
     scales = torch.rand(shape) + 0.5
     save_file({"experts": small, "experts_scale_inv": scales}, tmp_path / "model.safetensors")
-    block = (2, 2) if shape == (3, 2, 4) else None
-    with open_checkpoint(tmp_path, block=block) as checkpoint:
+    block = [2, 2] if shape == (3, 2, 4) else None
+    config = stated(quant_method="fp8", weight_block_size=block)
+    with open_checkpoint(tmp_path, forms=stored_forms(config)) as checkpoint:
         assert checkpoint.names == ("experts",)
         stacked = checkpoint.read("experts")
         for index in range(3):
@@ -115,9 +121,9 @@ def scales_of_integers(folder: Path) -> None:
 
 REFUSED = {
     lost_scales: (UnsupportedModelError, "down_proj.weight` holds numbers of type F8_E4M3"),
-    too_few_scales: (ModelFileError, "down_proj.weight_scale_inv` has the shape"),
+    too_few_scales: (ModelFileError, r"do not fit .*down_proj.weight_scale_inv` \[1, 4\]"),
     blocks_of_text: (ModelFileError, r"\['a', 1\] as `weight_block_size`"),
-    scales_of_integers: (UnsupportedModelError, "down_proj.weight` has scales of type I32"),
+    scales_of_integers: (UnsupportedModelError, "down_proj.weight_scale_inv` holds .* I32"),
 }
 
 
@@ -131,11 +137,6 @@ def test_scales_that_do_not_fit_are_refused(damage, copied, tmp_path) -> None:
 
 
 def test_bitnet_is_converted_before_its_weights_are_rounded() -> None:
-    def block(mode: str) -> object:
-        stated = {"quant_method": "bitnet", "quantization_mode": mode}
-        values = {"quantization_config": stated}
-        return scale_block(Configuration(values, path=Path("config.json")))
-
-    assert block("online") is None
+    stored_forms(stated(quant_method="bitnet", quantization_mode="online"))
     with pytest.raises(UnsupportedModelError, match=r"quantised \(bitnet\)"):
-        block("offline")
+        stored_forms(stated(quant_method="bitnet", quantization_mode="offline"))

@@ -1,0 +1,110 @@
+"""Forms of weights of eight bits with scales, and of floats of four bits."""
+
+import torch
+from torch import Tensor
+
+from model_zoo.convert.packed_weights import four_bit_floats
+from model_zoo.convert.scaled_weights import Block, Shape, fits, scaled
+from model_zoo.convert.stored_blocks import (
+    are_halves,
+    mxfp4_rows,
+    nvfp4_rows,
+    q8_0_rows,
+    scales_blocks,
+)
+from model_zoo.convert.weight_forms import (
+    EIGHT_BIT_FLOATS,
+    EXPONENTS,
+    FLOATS,
+    Blocks,
+    Form,
+    Parts,
+    Tensors,
+)
+
+_BYTES, _ZERO_POINT = frozenset({"U8"}), "_zero_point"
+# The columns that share a scale in NVFP4 and MXFP4, and those of a block of NVFP4 in GGUF.
+_NVFP4_COLUMNS, _MXFP4_COLUMNS, _NVFP4_BLOCK = 16, 32, 64
+
+
+def scaled_form(scale: str, block: Block | None) -> Form:
+    """Numbers of eight bits, scales as in `fits`, and of integers perhaps zero points.
+
+    scale: the end of the name of the scales.
+    """
+
+    def shape(parts: Parts) -> Shape | None:
+        whole = parts[""].shape
+        others = [part.shape for end, part in parts.items() if end]
+        return whole if all(fits(whole, other, block) for other in others) else None
+
+    def numbers(parts: Tensors) -> Tensor:
+        weight = parts[""]
+        if _ZERO_POINT in parts:
+            weight = weight.float() - parts[_ZERO_POINT].float()
+        return scaled(weight, parts[scale], block)
+
+    def exact(parts: Parts) -> bool:
+        symmetric = parts[""].dtype == "I8" and _ZERO_POINT not in parts
+        fitting = symmetric and scales_blocks(parts[scale].shape, parts[""].shape)
+        return fitting and are_halves(parts[scale].read())
+
+    return Form(
+        needed={"": EIGHT_BIT_FLOATS | {"I8"}, scale: FLOATS | EXPONENTS},
+        optional={_ZERO_POINT: frozenset({"I8"})},
+        shape=shape,
+        numbers=numbers,
+        sliced=True,
+        blocks=Blocks("Q8_0", exact, lambda parts: q8_0_rows(parts[""], parts[scale])),
+    )
+
+
+def mxfp4_form(packed: str) -> Form:
+    """E2M1 in bytes of a row, with exponents for 32 columns. packed: the end of their name."""
+    return Form(
+        needed={packed: _BYTES, "_scale": EXPONENTS},
+        shape=lambda parts: _columns(parts, packed, _MXFP4_COLUMNS),
+        numbers=lambda parts: scaled(four_bit_floats(parts[packed]), parts["_scale"]),
+        blocks=Blocks(
+            "MXFP4",
+            lambda parts: True,
+            lambda parts: mxfp4_rows(parts[packed], parts["_scale"].view(torch.uint8)),
+        ),
+    )
+
+
+def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> Form:
+    """E2M1 in bytes of a row, with scales of E4M3 for 16 columns and one factor, which multiplies
+    or `divides`. packed, factor: the ends of their names."""
+
+    def shape(parts: Parts) -> Shape | None:
+        single = parts[factor].shape in ((), (1,))
+        return _columns(parts, packed, _NVFP4_COLUMNS) if single else None
+
+    def multiplier(parts: Tensors) -> Tensor:
+        number = parts[factor].float().reshape(1)
+        return 1 / number if divides else number
+
+    return Form(
+        needed={packed: _BYTES, "_scale": EIGHT_BIT_FLOATS, factor: FLOATS},
+        shape=shape,
+        numbers=lambda parts: (
+            scaled(four_bit_floats(parts[packed]), parts["_scale"]) * multiplier(parts)
+        ),
+        blocks=Blocks(
+            "NVFP4",
+            lambda parts: 2 * parts[packed].shape[-1] % _NVFP4_BLOCK == 0,
+            lambda parts: nvfp4_rows(parts[packed], parts["_scale"]),
+            multiplier,
+        ),
+    )
+
+
+def _columns(parts: Parts, packed: str, group: int) -> Shape | None:
+    """The shape [out, in] of weights, two of which are in a byte, and `group` of which share a
+    scale."""
+    stored = parts[packed].shape
+    if len(stored) != 2 or 2 * stored[1] % group:
+        return None
+    shape = (stored[0], 2 * stored[1])
+    return shape if parts["_scale"].shape == (stored[0], shape[1] // group) else None
