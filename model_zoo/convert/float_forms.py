@@ -22,40 +22,44 @@ from model_zoo.convert.weight_forms import (
     Tensors,
 )
 
-_BYTES, _ZERO_POINT = frozenset({"U8"}), "_zero_point"
+_BYTES = frozenset({"U8"})
 # The columns that share a scale in NVFP4 and MXFP4, and those of a block of NVFP4 in GGUF.
 _NVFP4_COLUMNS, _MXFP4_COLUMNS, _NVFP4_BLOCK = 16, 32, 64
 
 
-def scaled_form(scale: str, block: Block | None) -> Form:
+def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 1) -> Form:
     """Numbers of eight bits, scales as in `fits`, and of integers perhaps zero points.
 
-    scale: the end of the name of the scales.
+    scale: the end of the name of the scales. end: that of the weights that have this form, and
+    parts: of how many equal parts of their rows each is in blocks of its own.
     """
 
-    def shape(parts: Parts) -> Shape | None:
-        whole = parts[""].shape
-        others = [part.shape for end, part in parts.items() if end]
-        return whole if all(fits(whole, other, block) for other in others) else None
+    def shape(tensors: Parts) -> Shape | None:
+        whole = tensors[end].shape
+        others = [part.shape for name, part in tensors.items() if name != end]
+        return whole if all(fits(whole, other, block, parts) for other in others) else None
 
-    def numbers(parts: Tensors) -> Tensor:
-        weight = parts[""]
-        if _ZERO_POINT in parts:
-            weight = weight.float() - parts[_ZERO_POINT].float()
-        return scaled(weight, parts[scale], block)
+    def numbers(tensors: Tensors) -> Tensor:
+        weight = tensors[end]
+        if zero_point in tensors:
+            weight = weight.float() - tensors[zero_point].float()
+        return scaled(weight, tensors[end + scale], block, parts)
 
-    def exact(parts: Parts) -> bool:
-        symmetric = parts[""].dtype == "I8" and _ZERO_POINT not in parts
-        fitting = symmetric and scales_blocks(parts[scale].shape, parts[""].shape)
-        return fitting and are_halves(parts[scale].read())
+    def exact(tensors: Parts) -> bool:
+        symmetric = tensors[end].dtype == "I8" and zero_point not in tensors
+        stated = tensors[end + scale]
+        fitting = symmetric and scales_blocks(stated.shape, tensors[end].shape)
+        return fitting and are_halves(stated.read())
 
+    zero_point = f"{end}_zero_point"
     return Form(
-        needed={"": EIGHT_BIT_FLOATS | {"I8"}, scale: FLOATS | EXPONENTS},
-        optional={_ZERO_POINT: frozenset({"I8"})},
+        needed={end: EIGHT_BIT_FLOATS | {"I8"}, end + scale: FLOATS | EXPONENTS},
+        optional={zero_point: frozenset({"I8"})},
         shape=shape,
         numbers=numbers,
+        weight=end,
         sliced=True,
-        blocks=Blocks("Q8_0", exact, lambda parts: q8_0_rows(parts[""], parts[scale])),
+        blocks=Blocks("Q8_0", exact, lambda tensors: q8_0_rows(tensors[end], tensors[end + scale])),
     )
 
 

@@ -1,7 +1,7 @@
 """Which forms the weights of a checkpoint have, by its `quantization_config`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model_zoo.convert.configuration import Configuration
@@ -63,7 +63,14 @@ def stored_forms(config: Configuration) -> StoredForms:
 
 
 def _scaled(config: Configuration, stated: Settings) -> StoredForms:
-    return _of_modules(_block(config, "weight_block_size", stated.get("weight_block_size")))
+    """The rows of joined queries, keys and values may be stored for several devices, by heads."""
+    block = _block(config, "weight_block_size", stated.get("weight_block_size"))
+    forms = _of_modules(block)
+    if config.get("attention_projection_layout") != "fused_qkv":
+        return forms
+    parts = config.require_size("num_key_value_heads")
+    joined = scaled_form("_scale_inv", block, end=".qkv_proj.weight", parts=parts)
+    return replace(forms, forms=(joined, *forms.forms))
 
 
 def _compressed(config: Configuration, stated: Settings) -> StoredForms:

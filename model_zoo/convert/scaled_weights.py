@@ -11,39 +11,40 @@ Shape = tuple[int, ...]
 _BIAS = 127
 
 
-def fits(weight: Shape, scale: Shape, block: Block | None) -> bool:
+def fits(weight: Shape, scale: Shape, block: Block | None, parts: int = 1) -> bool:
     """Whether scales of this shape are those of a weight [..., out, in].
 
-    They are one for the tensor; or one for each block, of `block` rows and columns; or of a shape
-    that is broadcast, or [out]; or one for each group of columns, [..., out, groups].
+    They are one for the tensor; or one for each block, of `block` rows and columns, of so many
+    equal `parts` of the rows; or of a shape that is broadcast, or [out]; or one for each group of
+    columns, [..., out, groups].
     """
     if prod(scale) == 1 or scale == weight[:-1]:
         return True
     if len(weight) < 2 or len(scale) != len(weight):
         return False
-    if block is not None and scale == _blocks(weight, block):
+    if block is not None and scale == _blocks(weight, block, parts):
         return True
     if all(own in (1, size) for own, size in zip(scale, weight, strict=True)):
         return True
     return scale[:-1] == weight[:-1] and scale[-1] > 0 and weight[-1] % scale[-1] == 0
 
 
-def scaled(weight: Tensor, scale: Tensor, block: Block | None = None) -> Tensor:
+def scaled(weight: Tensor, scale: Tensor, block: Block | None = None, parts: int = 1) -> Tensor:
     """weight [..., out, in], scale as in `fits` -> float32 [..., out, in]."""
-    return weight.float() * _spread(_numbers(scale), weight.shape, block)
+    return weight.float() * _spread(_numbers(scale), weight.shape, block, parts)
 
 
-def _spread(scale: Tensor, shape: Shape, block: Block | None = None) -> Tensor:
+def _spread(scale: Tensor, shape: Shape, block: Block | None, parts: int) -> Tensor:
     """scale as in `fits` -> of a shape that is broadcast to `shape`."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() < len(shape):
         return scale.unsqueeze(-1)
-    if block is not None and scale.shape == _blocks(shape, block):
-        rows, columns = (
-            torch.arange(size) // part for size, part in zip(shape[-2:], block, strict=True)
-        )
-        return scale[..., rows[:, None], columns]
+    if block is not None and scale.shape == _blocks(shape, block, parts):
+        rows = torch.arange(shape[-2] // parts) // block[0]
+        first = torch.arange(parts) * (scale.shape[-2] // parts)
+        columns = torch.arange(shape[-1]) // block[1]
+        return scale[..., (first[:, None] + rows).view(-1, 1), columns]
     if scale.shape[-1] in (1, shape[-1]):
         return scale
     return scale.repeat_interleave(shape[-1] // scale.shape[-1], dim=-1)
@@ -58,7 +59,10 @@ def _numbers(scale: Tensor) -> Tensor:
     return _power_of_two(scale) if scale.dtype is torch.uint8 else scale.float()
 
 
-def _blocks(weight: Shape, block: Block) -> Shape:
-    """The number of blocks in both dimensions, of which the last ones may be smaller."""
-    counts = [-(-size // part) for size, part in zip(weight[-2:], block, strict=True)]
-    return (*weight[:-2], *counts)
+def _blocks(weight: Shape, block: Block, parts: int) -> Shape | None:
+    """The number of blocks in both dimensions, of which the last ones of each part may be smaller;
+    None if the parts are not equal."""
+    if weight[-2] % parts:
+        return None
+    rows = parts * -(-(weight[-2] // parts) // block[0])
+    return (*weight[:-2], rows, -(-weight[-1] // block[1]))

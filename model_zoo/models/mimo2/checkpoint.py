@@ -1,8 +1,11 @@
-"""MiMo-V2-Flash: conversion of text model checkpoints to GGUF."""
+"""MiMo-V2: conversion of text model checkpoints to GGUF."""
+
+from torch import Tensor
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.convert.transforms import Rows
 from model_zoo.models.mimo2.text import NEAR_BASE, VALUE_SCALE
 
 
@@ -48,9 +51,27 @@ def _slides(config: Configuration, layer: int) -> bool:
     return _sliding(config)[layer]
 
 
+def _joined(part: int) -> Rows:
+    """The rows of queries, keys or values (0 to 2) of joined ones, in which as many parts as there
+    are key heads in layers without a window hold queries, keys and values each."""
+
+    def rows(config: Configuration, joined: Tensor) -> Tensor:
+        parts, values = (
+            config.require_size("num_key_value_heads"),
+            config.require_size("v_head_dim"),
+        )
+        queries = config.require_size("num_attention_heads") * config.head_dim
+        key_heads = (len(joined) - queries) // (config.head_dim + values)
+        sizes = (queries, key_heads * config.head_dim, key_heads * values)
+        own = joined.unflatten(0, (parts, -1)).split([size // parts for size in sizes], dim=1)
+        return own[part].flatten(0, 1)
+
+    return Rows(rows)
+
+
 CONVERSION = Conversion(
-    serves=("MiMoV2FlashForCausalLM",),
-    model_types=("mimo_v2_flash",),
+    serves=("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
+    model_types=("mimo_v2_flash", "mimo_v2"),
     architecture="mimo2",
     keys=(
         *(key for key in decoders.SIZES if key.name != "attention.head_count_kv"),
@@ -72,7 +93,17 @@ CONVERSION = Conversion(
     ),
     rules=(
         *decoders.EMBEDDINGS,
-        *decoders.attention(),
+        *decoders.attention()[:3],
+        *(
+            Rule(
+                "layers.{n}.self_attn.qkv_proj.*",
+                f"blk.{{n}}.attn_{name}.*",
+                _joined(part),
+                optional=True,
+            )
+            for part, name in enumerate("qkv")
+        ),
+        *decoders.attention()[3:],
         Rule("layers.{n}.self_attn.attention_sink_bias", "blk.{n}.attn_sinks.weight", only=_slides),
         *decoders.feed_forward(only=_is_dense),
         *decoders.experts(only=_has_experts),
@@ -83,7 +114,7 @@ CONVERSION = Conversion(
         ),
         *decoders.PRE_NORMS,
     ),
-    drop=("mtp.**",),
+    drop=("mtp.**", "visual.**", "audio_encoder.**", "speech_embeddings.**"),
     defaults={
         "n_group": 1,
         "topk_group": 1,

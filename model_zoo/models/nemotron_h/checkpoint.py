@@ -1,6 +1,8 @@
 """Nemotron-H and its successors: conversion of text model checkpoints to GGUF."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from model_zoo.convert import checks, decoders, state_spaces
 from model_zoo.convert.configuration import Configuration
@@ -10,14 +12,18 @@ from runtime.errors import UnsupportedModelError
 
 _MAMBA, _ATTENTION, _DENSE, _EXPERTS = "mamba", "attention", "mlp", "moe"
 _LETTERS = {"M": _MAMBA, "*": _ATTENTION, "-": _DENSE, "E": _EXPERTS}
+# The layers of Nemotron 3 Puzzle, and what those with experts state.
+_BLOCKS, _BY_LAYER = "block_configs", ("num_experts_per_tok", "moe_intermediate_size")
 # Names of `transformers`, which also reads those above.
 _NAMES = {"linear_attention": _MAMBA, "full_attention": _ATTENTION}
 
 
 def _kinds(config: Configuration) -> Sequence[str]:
-    """The kind of each layer: listed, or in letters."""
+    """The kind of each layer: listed, with its sizes or without, or in letters."""
     listed = config.layer_types()
-    if listed is None:
+    if config.get(_BLOCKS) is not None:
+        kinds = [block["block_type"] for block in config.get(_BLOCKS)]
+    elif listed is None:
         kinds = [_LETTERS[letter] for letter in config.require("hybrid_override_pattern")]
     else:
         kinds = [_NAMES.get(kind, kind) for kind in listed]
@@ -41,10 +47,31 @@ def _kv_heads(config: Configuration, kind: str) -> int:
     return config.require_size("num_key_value_heads") if kind == _ATTENTION else 0
 
 
-def _width(config: Configuration, kind: str) -> int:
-    if kind == _DENSE:
-        return config.require_size("intermediate_size")
-    return config.require_size("moe_intermediate_size") if kind == _EXPERTS else 0
+def _widths(config: Configuration) -> list[int]:
+    """The width of the feed-forward or of each expert of each layer, 0 in others."""
+    of_experts = _of_each_layer(config, "moe_intermediate_size")
+    return [
+        config.require_size("intermediate_size") if kind == _DENSE else width
+        for kind, width in zip(_kinds(config), of_experts, strict=True)
+    ]
+
+
+def _of_each_layer(config: Configuration, key: str) -> list[int]:
+    """The setting in each layer with experts, 0 in others: that of the layer or of all."""
+    blocks = config.get(_BLOCKS) or [{}] * config.layers
+    return [
+        int(block.get(key) or config.require_size(key)) if kind == _EXPERTS else 0
+        for block, kind in zip(blocks, _kinds(config), strict=True)
+    ]
+
+
+def _sizes_of_experts(key: str) -> Callable[[Configuration], int | list[int]]:
+    """A key's source: one number, or one for each layer if the layers state their own."""
+
+    def source(config: Configuration) -> int | list[int]:
+        return _of_each_layer(config, key) if config.get(_BLOCKS) else config.require_size(key)
+
+    return source
 
 
 def _architecture(config: Configuration) -> str:
@@ -78,19 +105,28 @@ def _squared_relu(config: Configuration) -> None:
 def _of_experts(key: Key) -> Key:
     """The same key, for models with experts."""
     source = key.source
-    assert isinstance(source, str)
-    return Key(key.name, lambda c: c.require(source) if _has_experts(c) else None, of=key.of)
+
+    def of_experts(config: Configuration) -> Any:
+        if not _has_experts(config):
+            return None
+        return source(config) if callable(source) else config.require(source)
+
+    return Key(key.name, of_experts, of=key.of)
 
 
 _MIXER = "layers.{n}.mixer"
 _EXPERT_KEYS = (
-    *(key for key in decoders.LEADING_DENSE_KEYS if key.name != "leading_dense_block_count"),
+    *(
+        replace(key, source=_sizes_of_experts(key.source)) if key.source in _BY_LAYER else key
+        for key in decoders.LEADING_DENSE_KEYS
+        if key.name != "leading_dense_block_count"
+    ),
     Key("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size"),
     *(key for key in decoders.SIGMOID_KEYS if key.name != "expert_gating_func"),
 )
 
 CONVERSION = Conversion(
-    serves=("NemotronHForCausalLM",),
+    serves=("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
     model_types=("nemotron_h",),
     architecture=_architecture,
     keys=(
@@ -110,7 +146,7 @@ CONVERSION = Conversion(
         Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", of=float),
         # llama.cpp requires it, too.
         Key("attention.layer_norm_epsilon", "layer_norm_epsilon", of=float),
-        Key("feed_forward_length", _by_layer(_width)),
+        Key("feed_forward_length", _widths),
         *map(_of_experts, _EXPERT_KEYS),
         Key(LATENT, LATENT, optional=True),
         *state_spaces.keys(
