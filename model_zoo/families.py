@@ -124,6 +124,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("granite", ("granite", "granitemoe")),
     Family("granite", ("granitehybrid",), pre_tokenizer="dbrx"),
     Family("grovemoe", ("grovemoe",), pre_tokenizer="qwen2"),
+    Family("hy_v3", ("hy_v3", "hy-v3"), pre_tokenizer="hunyuan-dense"),
     Family("hunyuan", ("hunyuan-dense",), pre_tokenizer="hunyuan-dense"),
     Family("hunyuan", ("hunyuan-moe",), pre_tokenizer="hunyuan"),
     Family("hunyuan", ("maincoder",), pre_tokenizer="qwen2"),

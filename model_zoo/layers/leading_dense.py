@@ -91,12 +91,13 @@ def stated_routing(
         raise metadata.error(
             "expert_group_count", f"is {groups}, which does not divide {experts} experts"
         )
+    suffix = "" if w.shape("exp_probs_b", whole=True) else ".bias"  # as in files of Hunyuan 3
     return Routing(
         Scores.SIGMOID if function == SIGMOID else Scores.SOFTMAX,
         groups=groups,
         used_groups=used,
         group_pairs=function == SIGMOID,
-        bias=w.table("exp_probs_b.bias", shape=(experts,), optional=True),
+        bias=w.table(f"exp_probs_b{suffix}", shape=(experts,), optional=True),
         renormalised=metadata.get("expert_weights_norm", bool, renormalised),
         scale=metadata.get_positive("expert_weights_scale", 1.0),
     )

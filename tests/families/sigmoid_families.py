@@ -6,13 +6,23 @@ from transformers import (
     AfmoeConfig,
     Dots1Config,
     Glm4MoeConfig,
+    HYV3Config,
     MiMoV2FlashConfig,
     MiniMaxM2Config,
     SolarOpenConfig,
 )
 
 from tests.families.step_families import STEP35
-from tests.families.text_family import SIZES, TIED, WIDE_HEADS, YARN, CompleteFile, TextFamily, rope
+from tests.families.text_family import (
+    SIZES,
+    TIED,
+    WIDE_HEADS,
+    YARN,
+    CompleteFile,
+    TextFamily,
+    Variant,
+    rope,
+)
 
 LEADING_DENSE = SIZES | {
     "num_hidden_layers": 3,
@@ -104,6 +114,45 @@ FAMILIES: Mapping[str, TextFamily] = {
                     expert_gating_func expert_weights_norm expert_weights_scale
                     expert_group_count expert_group_used_count
                 """
+            ),
+        ),
+    ),
+    "hy_v3": TextFamily(
+        HYV3Config,
+        SIZES
+        | rope(1e6)
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+        },
+        {
+            "plain": {},
+            "tied_with_two_shared_experts": TIED
+            | {"num_shared_experts": 2, "mlp_layer_types": ["dense", "dense", "sparse"]},
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        # Of files that state neither the width of shared experts nor how many layers are dense.
+        variants={
+            "first_files": Variant(
+                architecture="hy-v3",
+                keys={
+                    "expert_shared_count": None,
+                    "expert_shared_feed_forward_length": None,
+                    "leading_dense_block_count": None,
+                },
+            )
+        },
+        effective_keys={"expert_weights_norm": False, "expert_weights_scale": 1.5},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_shared_count expert_shared_feed_forward_length
+                    expert_weights_norm expert_weights_scale leading_dense_block_count
+                """,
+                optional_tensors="blk.1.exp_probs_b blk.2.exp_probs_b",
             ),
         ),
     ),

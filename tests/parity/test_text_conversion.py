@@ -101,6 +101,17 @@ def test_settings_of_gemma4_that_files_cannot_state_are_refused(tmp_path, change
         ),
         ("exaone-moe", "first_k_dense_replace mlp_layer_types", {"first_last_k_dense_replace": 1}),
         (
+            "hy_v3",
+            "mlp_layer_types",
+            {
+                "first_k_dense_replace": 1,
+                "moe_router_enable_expert_bias": True,
+                "moe_router_use_sigmoid": True,
+                "qk_norm": True,
+                "route_norm": True,
+            },
+        ),
+        (
             "mimo2",
             "layer_types mlp_layer_types rope_parameters rms_norm_eps",
             {

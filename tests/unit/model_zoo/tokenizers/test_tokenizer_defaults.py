@@ -65,6 +65,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glmocr", (), "glm4"),
         ("cohere2moe", (), "cohere2moe"),
         ("hunyuan_vl", (), "hunyuan-dense"),
+        ("hy_v3", (), "hunyuan-dense"),
         ("jais2", (), "jais-2"),
         ("lfm2", (), "llama-bpe"),
         ("kimi-linear", (), "kimi-k2"),
