@@ -159,6 +159,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("minicpmv", (), ("minicpmv4_6",), ("qwen35",)),
     Family("mamba", ("mamba",), pre_tokenizer="olmo"),
     Family("mamba2", ("mamba2",)),
+    Family("mellum", ("mellum",), pre_tokenizer="mellum2"),
     Family("mimo2", ("mimo2",), pre_tokenizer="qwen2"),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),
     Family("mistral3", ("mistral3",), _PIXTRAL, _OF_PIXTRAL, "tekken"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from transformers import (
+    MellumConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
@@ -35,6 +36,11 @@ from tests.families.text_family import (
     rope,
 )
 
+# Of Mellum 2, whose layers with a window have no scaling.
+MELLUM_YARN = {
+    "full_attention": YARN["rope_parameters"] | {"attention_factor": 1.3},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 # Qwen 3 Next and Qwen 3.5.
 DELTA_RULE = {
     "num_hidden_layers": 4,
@@ -169,6 +175,50 @@ FAMILIES: Mapping[str, TextFamily] = {
         wide=WIDE_HEADS,
         divided="biases",
         files=(CompleteFile("yarn", optional_keys="rope.scaling.original_context_length"),),
+    ),
+    "mellum": TextFamily(
+        MellumConfig,
+        SIZES
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "sliding_window": 9,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        {
+            "plain": {},
+            "yarn_without_windows": {
+                "num_hidden_layers": 2,
+                "layer_types": ["full_attention"] * 2,
+                "sliding_window": None,
+                "rope_parameters": MELLUM_YARN,
+            },
+            "yarn": {"rope_parameters": MELLUM_YARN},
+        },
+        variants={
+            # As llama.cpp reads files without these keys.
+            "unstated_pattern": Variant(
+                {"layer_types": [*["sliding_attention"] * 3, "full_attention"]},
+                keys={"attention.sliding_window_pattern": None},
+            )
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base_swa": 500.0,
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.sliding_window attention.sliding_window_pattern
+                    expert_feed_forward_length feed_forward_length rope.freq_base_swa
+                """
+            ),
+        ),
     ),
     "qwen3moe": TextFamily(
         Qwen3MoeConfig,

@@ -93,6 +93,8 @@ UNKNOWN = {
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
     # Experts of groups compute from the results of the others.
     "grovemoe": "plain",
+    # Another base of rotation in layers with a window.
+    "mellum": "plain",
     # Windows in all layers.
     "exaone4": "window_of_no_layer text_of_a_vision_model",  # the latter of another depth
     "phi3": "window",

@@ -82,6 +82,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("starcoder", (), "starcoder"),
         ("starcoder2", (), "starcoder"),
         ("mamba", (), "olmo"),
+        ("mellum", (), "mellum2"),
         ("mimo2", (), "qwen2"),
         ("bloom", (), "bloom"),
         ("mpt", (), "mpt"),
