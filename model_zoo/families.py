@@ -192,6 +192,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2", ("pangu-embedded",)),
     Family("qwen2moe", ("qwen2moe",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),
+    Family("qwen25vl", (), ("exaone4_5",), ("exaone4",)),
     Family("qwen3", ("qwen3",), pre_tokenizer="qwen2", ranking=Ranking("last")),
     Family("qwen3", ("openelm",)),
     Family("qwen3moe", ("qwen3moe",), pre_tokenizer="qwen2"),

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
 from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedConfig
 
 from model_zoo.models.gemma3 import vision as gemma3
@@ -38,10 +37,21 @@ from tests.families import (
 from tests.families import tower_references as references
 from tests.families.tower_builders import lfm2_tower, with_37_tiles, with_211_rows, with_processor
 from tests.families.tower_family import TowerFamily
-from tests.families.towers import FLAVOURS, TowerPair, random_pixels
+from tests.families.tower_inputs import (
+    QWEN_GRIDS,
+    gemma4_image,
+    largest,
+    lfm2_parts,
+    mistral3_image,
+    next_tiles,
+    qwen_patches,
+    tiles,
+)
+from tests.families.towers import FLAVOURS
 from tests.families.vision_configs import (
     GRANITE,
     SIGLIP,
+    exaone45_config,
     gemma3_config,
     gemma4_config,
     glm4v_config,
@@ -49,7 +59,6 @@ from tests.families.vision_configs import (
     idefics3_config,
     internvl_config,
     lfm2_config,
-    lfm2_processor,
     lighton_config,
     llama4_config,
     llava_config,
@@ -63,48 +72,6 @@ from tests.families.vision_configs import (
 
 LLAMA_CPP, OLLAMA = ("llama.cpp",), ("ollama",)
 LARGER_ANGLES = {"rope_theta": 100.0}
-
-
-def largest(pair: TowerPair, images: int, shape: None = None) -> Tensor:
-    """For towers of one size; slots of mllama without a tile hold noise, which must not matter."""
-    return random_pixels(images, *pair.tower.limits.largest.shape)
-
-
-def tiles(pair: TowerPair, images: int, count: int) -> Tensor:
-    """For towers that take any number of tiles."""
-    return random_pixels(images, count, *pair.tower.limits.largest.shape[1:])
-
-
-def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
-    """Patches in the processor's order."""
-    config = pair.twin.config.vision_config
-    patches = grid[0] * grid[1] * config.spatial_merge_size**2
-    return random_pixels(images, patches, 3 * config.patch_size**2)
-
-
-def next_tiles(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
-    """The whole image of that size and its tiles."""
-    return random_pixels(images, *pair.tower.images.outline(*size).shape)
-
-
-def gemma4_image(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
-    unit = pair.tower.pooled * pair.twin.config.vision_config.patch_size
-    return random_pixels(images, 3, grid[0] * unit, grid[1] * unit)
-
-
-def mistral3_image(pair: TowerPair, images: int, patches: tuple[int, int]) -> Tensor:
-    side = pair.twin.config.vision_config.patch_size
-    return random_pixels(images, 3, patches[0] * side, patches[1] * side)
-
-
-def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
-    config = pair.twin.config
-    patch = config.vision_config.patch_size
-    rows = lfm2_processor(patch, config.downsample_factor).parts(*size).rows
-    return random_pixels(images, rows * config.downsample_factor**2, 3 * patch**2)
-
-
-QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL are four by four
 
 TOWERS: Mapping[str, TowerFamily] = {
     "deepseekocr": TowerFamily(
@@ -131,6 +98,17 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
         shapes=((1, 1), (1, 2)),
         grids=True,
+        limit_images=(1,),
+    ),
+    "exaone45": TowerFamily(
+        with_211_rows(qwen25vl.Qwen25VLTower),
+        exaone45_config,
+        {"plain": {}, "one_head_of_keys": {"num_key_value_heads": 1}},
+        qwen_patches,
+        references.qwen25vl,
+        shapes=QWEN_GRIDS,
+        grids=True,
+        flavours=LLAMA_CPP,
         limit_images=(1,),
     ),
     "gemma3": TowerFamily(

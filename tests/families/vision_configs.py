@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import (
+    Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
     Glm4vConfig,
@@ -41,6 +42,7 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddle
+from model_zoo.models.qwen25vl import placeholders as exaone
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families.ernie_families import paddleocr
 from tests.families.gemma_families import GEMMA4
@@ -49,6 +51,7 @@ from tests.families.lfm2_families import LAYERS as LFM2
 from tests.families.mamba_families import MULTIPLIERS
 from tests.families.qwen_families import QWEN35, SQUARE_STATES
 from tests.families.text_family import SIZES, rope
+from tests.families.unrotated_families import EXAONE4
 from tests.families.vision_agreement import special_ids
 
 Settings = Mapping[str, Any]
@@ -62,11 +65,25 @@ CLIP = {"model_type": "clip_vision_model"} | FOUR_HEADS | {"num_hidden_layers": 
 SIGLIP = {"model_type": "siglip_vision_model", "layer_norm_eps": 1e-2}
 GRANITE = {"text": "granite", "layers": [-3, 2, -1], **SIGLIP}
 QWEN_VISION = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
+QWEN25_VISION = QWEN_VISION | {"patch_size": 14, "window_size": 112, "out_hidden_size": 64}
+QWEN25_VISION |= {"fullatt_block_indexes": [1, 3]}
 QWEN_TOKENS = (qwen.START, qwen.PLACE, qwen.END, "<|video_pad|>")
 GLM_TOKENS = glm4v.TEXTS.reserved
 GLM_VISION = {"hidden_size": 48, "intermediate_size": 40, "depth": 2, "num_heads": 3}
 GEMMA4_TOKENS = gemma4.TEXTS.reserved
 GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+
+
+def exaone45_config(text: Settings | None = None, **vision: Any) -> Exaone4_5_Config:
+    """Heads of queries share keys and values; the second text layer has no rotation."""
+    ids = special_ids(exaone.TEXTS.reserved)
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    return Exaone4_5_Config(
+        text_config=EXAONE4 | {"model_type": "exaone4"} | layers | (text or {}),
+        vision_config=QWEN25_VISION | {"num_heads": 4, "num_key_value_heads": 2} | vision,
+        image_token_id=ids[exaone.PLACE],
+        video_token_id=ids[exaone.OTHER],
+    )
 
 
 def gemma3_config(rows: int = 9, window: int = 32, **vision: Any) -> Gemma3Config:
@@ -268,10 +285,9 @@ def qwen_ids() -> dict[str, int]:
 
 
 def qwen25vl_config(**vision: Any) -> Qwen2_5_VLConfig:
-    sizes = QWEN_VISION | {"patch_size": 14, "window_size": 112, "out_hidden_size": 64}
     return Qwen2_5_VLConfig(
         text_config=SIZES | rope(1e6, mrope_section=[2, 3, 3]),
-        vision_config=sizes | {"fullatt_block_indexes": [1, 3]} | vision,
+        vision_config=QWEN25_VISION | vision,
         **qwen_ids(),
     )
 

@@ -32,6 +32,7 @@ from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
+from model_zoo.models.qwen25vl import placeholders as exaone
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import (
     deepseekocr2_families,
@@ -54,6 +55,7 @@ from tests.families.vision_configs import (
     LFM2_CUTTING,
     QWEN_TOKENS,
     SIDE,
+    exaone45_config,
     gemma3_config,
     gemma4_config,
     glm4v_config,
@@ -185,6 +187,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         engine_flavour=None,
         special=deepseekocr_families.SPECIAL,
         spelled=deepseekocr.TEXTS.spelled,
+    ),
+    "exaone45": VisionFamily(
+        exaone45_config,
+        {"plain": {}},
+        references.exaone45,
+        special=exaone.TEXTS.reserved,
+        spelled=exaone.TEXTS.spelled,
+        processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
+        grids=[(2, 5), (5, 2)],
     ),
     "gemma3": VisionFamily(
         gemma3_config,

@@ -150,6 +150,12 @@ def mllama(twin: Any, prompt: Prompt) -> Tensor:
 
 
 def qwen(twin: Any, prompt: Prompt) -> Tensor:
+    kinds = (_ids(prompt) == twin.config.image_token_id).int()
+    return exaone45(twin, prompt, mm_token_type_ids=kinds)
+
+
+def exaone45(twin: Any, prompt: Prompt, **kinds: Tensor) -> Tensor:
+    """kinds: of the tokens, for text models whose positions depend on them."""
     ids, images = _ids(prompt), images_in_order(prompt)
     if not images:
         return twin(input_ids=ids).logits[0]
@@ -159,7 +165,7 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
         input_ids=ids,
         pixel_values=qwen_frames(torch.cat([image.pixels for image in images])),
         image_grid_thw=torch.tensor(grids),
-        mm_token_type_ids=(ids == twin.config.image_token_id).int(),
+        **kinds,
     ).logits[0]
 
 

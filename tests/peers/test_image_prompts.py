@@ -13,6 +13,10 @@ from tests.peers.test_towers import picture
 
 # Its towers compute in half precision.
 NEAR_NATS = 0.05
+# Of EXAONE's text models, it knows windows in those of 64 layers only.
+CHANGES = {
+    "exaone45": {"text": {"sliding_window": None, "layer_types": ["full_attention"] * 2}},
+}
 # Height and width in squares of merged patches; llama.cpp enlarges images of fewer than eight.
 SHAPES = ((3, 5), (6, 2))
 
@@ -26,6 +30,7 @@ def part(image: Picture) -> ImagePart:
 @pytest.mark.parametrize(
     ("family", "config", "unit"),
     [
+        ("exaone45", "plain", 28),
         ("glm4v", "plain", 28),
         ("glm4v", "experts", 28),
         ("glm_ocr", "plain", 28),
@@ -37,7 +42,7 @@ def part(image: Picture) -> ImagePart:
     ],
 )
 def test_llama_cpp_continues_prompts_with_images_alike(tmp_path, family, config, unit) -> None:
-    pair = VISION_MODELS[family].write(tmp_path, config)
+    pair = VISION_MODELS[family].write(tmp_path, config, **CHANGES.get(family, {}))
     wide, tall = (picture(rows * unit, columns * unit) for rows, columns in SHAPES)
     texts = "hello", "the quick brown fox", "says hello there"
     prompt = pair.model.prepare(

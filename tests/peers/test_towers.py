@@ -144,6 +144,12 @@ def qwen25vl(folder: Path) -> Compared:
     return qwen(folder, TOWERS["qwen25vl"], patch=14, width=64, normalisation=CLIP)
 
 
+def exaone45(folder: Path) -> Compared:
+    """llama.cpp needs the bounds of images in the file."""
+    family = TOWERS["exaone45"]
+    return qwen(folder, family, patch=14, width=64, normalisation=CLIP, sized=True)
+
+
 def qwen3vl(folder: Path) -> Compared:
     return qwen(folder, TOWERS["qwen3vl"], patch=16, width=192, normalisation=STANDARD)
 
@@ -307,6 +313,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         deepseekocr,
         deepseekocr_tiles,
         deepseekocr2,
+        exaone45,
         gemma3,
         hunyuan_vl,
         mistral3,

@@ -77,8 +77,10 @@ class ImageAttention:
 
     Queries and keys are normed across all heads if the file has such norms. output: name of the
     projection. whole: name of a tensor that may have the rows of all three matrices. head_eps:
-    epsilon of norms of each head instead, which the file must have. row_elements: temporary
-    elements per row of a slab. kept_elements: elements per row of the batch, besides the input.
+    epsilon of norms of each head instead, which the file must have. kv_heads: number of heads of
+    keys and values, which consecutive heads of queries share; None if each has its own.
+    row_elements: temporary elements per row of a slab. kept_elements: elements per row of the
+    batch, besides the input.
     """
 
     def __init__(
@@ -90,16 +92,18 @@ class ImageAttention:
         output: str,
         whole: str = "attn_qkv",
         head_eps: float | None = None,
+        kv_heads: int | None = None,
     ) -> None:
-        self._heads = heads
-        shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v"), (hidden, hidden))
+        self._heads, self._head_dim = heads, hidden // heads
+        kept = (kv_heads or heads) * self._head_dim
+        shapes = {"attn_q": (hidden, hidden), "attn_k": (kept, hidden), "attn_v": (kept, hidden)}
         self._qkv = w.fused_linear(shapes, whole=whole)
         self._norms: list[RMSNorm | AcrossHeads | None] = []
-        for name in ("attn_q_norm", "attn_k_norm"):
+        for name, size in (("attn_q_norm", hidden), ("attn_k_norm", kept)):
             if head_eps is not None:
-                self._norms.append(w.rms_norm(name, head_eps, size=hidden // heads))
+                self._norms.append(w.rms_norm(name, head_eps, size=self._head_dim))
             else:
-                whole_norm = w.rms_norm(name, QK_EPS, size=hidden, optional=True)
+                whole_norm = w.rms_norm(name, QK_EPS, size=size, optional=True)
                 self._norms.append(None if whole_norm is None else AcrossHeads(whole_norm))
         self.project = w.linear(output, shape=(hidden, hidden))
         self.row_elements = 9 * hidden
@@ -112,13 +116,18 @@ class ImageAttention:
         for rows in slabs(x, batch.pause):
             queries, keys, values = self._qkv(norm(x[rows]))
             for buffer, part, own in zip(kept[:2], (queries, keys), self._norms, strict=True):
-                split = part.unflatten(1, (self._heads, -1))
+                split = part.unflatten(1, (-1, self._head_dim))
                 normed = split if own is None else own(split)
-                buffer[rows] = batch.rotated(normed, rows).flatten(1)
-            kept[2][rows] = values
+                buffer[rows] = self._repeated(batch.rotated(normed, rows))
+            kept[2][rows] = self._repeated(values.unflatten(1, (-1, self._head_dim)))
         shape = (batch.images, len(x) // batch.images, self._heads, -1)
         queries, keys, values = (part.view(shape) for part in kept)
         return attend(queries, keys, values, batch.spans, batch.pause).reshape(x.shape)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """x [n, heads or kv_heads, dim] -> [n, hidden], for each head of queries."""
+        shared = self._heads // x.shape[1]
+        return (x if shared == 1 else x.repeat_interleave(shared, dim=1)).flatten(1)
 
 
 def slabs(x: Tensor, pause: Pause = no_pause) -> Iterator[slice]:

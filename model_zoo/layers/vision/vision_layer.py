@@ -103,9 +103,10 @@ def read_layer(
     attn_gate: Tensor | None = None,
     ffn_gate: Tensor | None = None,
     head_eps: float | None = None,
+    kv_heads: int | None = None,
 ) -> VisionLayer:
-    """The layer with the tensors of this scope; `norm` reads a norm by name. head_eps: see
-    `ImageAttention`."""
+    """The layer with the tensors of this scope; `norm` reads a norm by name. head_eps, kv_heads:
+    see `ImageAttention`."""
     attention = ImageAttention(
         w,
         hidden=sizes.hidden,
@@ -113,6 +114,7 @@ def read_layer(
         output=known_as(w, *names.output),
         whole=known_as(w, *names.whole),
         head_eps=head_eps,
+        kv_heads=kv_heads,
     )
     return VisionLayer(
         norm(known_as(w, *names.attn_norm)),

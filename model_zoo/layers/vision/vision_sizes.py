@@ -10,6 +10,7 @@ MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
 # The side of the squares of patches that become one row, where a file states none.
 MERGED = 2
 CHANNELS = 3
+KV_HEADS_KEY = "vision.attention.head_count_kv"
 _KEYS = {
     "layers": "vision.block_count",
     "hidden": "vision.embedding_length",
@@ -81,6 +82,20 @@ class VisionSizes:
         if side < self.patch:
             raise self.metadata.error(key, f"is {side}, less than a patch of {self.patch} pixels")
         return side
+
+    def kv_heads(self, default: int | None = None) -> int:
+        """Number of heads of keys and values; ModelFileError unless heads of queries can share
+        them equally, or if the file states none and there is no default."""
+        stated = (
+            self.metadata.require_size(KV_HEADS_KEY, at_most=self.heads)
+            if default is None
+            else self.metadata.get_size(KV_HEADS_KEY, default, at_most=self.heads)
+        )
+        if self.heads % stated:
+            raise self.metadata.error(
+                KV_HEADS_KEY, f"is {stated}, which does not divide {self.heads} heads"
+            )
+        return stated
 
     def quarters(self) -> int:
         """A quarter of a head, for rotation by two coordinates; ModelFileError unless it is

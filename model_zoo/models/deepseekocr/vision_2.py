@@ -24,7 +24,6 @@ from runtime.kernels.pointwise import silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, ROPE_BASE = 1e-6, 1e6  # no file states the latter
-KV_HEADS_KEY = "vision.attention.head_count_kv"
 # Of tiles and of the whole image, named by the sides in pixels of the published model.
 QUERIES = "resample_query_768", "resample_query_1024"
 IMAGE_END = "v.view_seperator"  # as spelled in files
@@ -93,11 +92,7 @@ class QueryReader:
     def __init__(self, w: TensorScope, metadata: Metadata, width: int) -> None:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS, patch=1)
         self._device = w.device
-        kv_heads = metadata.require_size(KV_HEADS_KEY, at_most=sizes.heads)
-        if sizes.heads % kv_heads:
-            raise metadata.error(
-                KV_HEADS_KEY, f"is {kv_heads}, which does not divide {sizes.heads} heads"
-            )
+        kv_heads = sizes.kv_heads()
         if sizes.hidden != width:
             raise metadata.error(
                 "vision.embedding_length", f"is {sizes.hidden:,}, where rows have {width:,}"

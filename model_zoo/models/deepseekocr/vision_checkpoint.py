@@ -6,9 +6,10 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
+from model_zoo.layers.vision.vision_sizes import KV_HEADS_KEY
 from model_zoo.models.deepseekocr.vision import EPS
 from model_zoo.models.deepseekocr.vision_2 import EPS as READER_EPS
-from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, KV_HEADS_KEY, QUERIES, ROPE_BASE
+from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, QUERIES, ROPE_BASE
 from runtime.errors import UnsupportedModelError
 
 CLIP, SAM, QWEN = "clip-l-14-224", "sam_vit_b", "qwen2-0-5b"

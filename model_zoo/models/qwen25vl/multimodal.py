@@ -1,16 +1,18 @@
-"""Qwen2.5-VL with images, which keep their aspect ratio within bounds of area."""
+"""Qwen2.5-VL and EXAONE 4.5 with images, which keep their aspect ratio within bounds of area."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
+from model_zoo.models.qwen25vl.placeholders import exaone_placeholders
 from model_zoo.models.qwen25vl.vision import Qwen25VLTower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
-from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
+from model_zoo.multimodal.image_settings import CLIP_AREAS, projector_type, read_areas
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_placeholders import qwen_placeholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
+EXAONE = "exaone4_5"
 PATCH = 14
 # Defaults for files without bounds, as most are: neither llama.cpp's nor Ollama's converter
 # writes them. The minimum is that of every checkpoint and of `Qwen2VLImageProcessor` in
@@ -25,7 +27,9 @@ OLLAMA_AREAS = "vision.min_pixels", "vision.max_pixels"
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = Qwen25VLTower(w, metadata, processor)
-    return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer))
+    is_exaone = metadata.architecture == "clip" and projector_type(metadata) == EXAONE
+    placeholders = (exaone_placeholders if is_exaone else qwen_placeholders)(tokenizer)
+    return MultimodalSpec(tower, processor, placeholders)
 
 
 def read_processor(metadata: Metadata) -> BoundedProcessor:

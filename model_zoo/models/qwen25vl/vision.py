@@ -1,4 +1,5 @@
-"""Qwen2.5-VL's vision model: any aspect ratio; most layers attend within windows."""
+"""The vision model of Qwen2.5-VL and EXAONE 4.5: any aspect ratio; most layers attend within
+windows."""
 
 from torch import Tensor
 
@@ -92,7 +93,15 @@ def _merger(w: TensorScope, sizes: VisionSizes, each: int) -> RowProjector:
 
 
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
-    return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), read_gated(w, sizes, silu_mul))
+    """In EXAONE 4.5, heads of queries share keys and values."""
+    return read_layer(
+        w,
+        sizes,
+        LayerNames(),
+        rms_norms(w, sizes),
+        read_gated(w, sizes, silu_mul),
+        kv_heads=sizes.kv_heads(default=sizes.heads),
+    )
 
 
 def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:

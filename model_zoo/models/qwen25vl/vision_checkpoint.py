@@ -1,13 +1,14 @@
-"""Qwen2.5-VL: conversion of vision checkpoints to GGUF."""
+"""Qwen2.5-VL and EXAONE 4.5: conversion of vision checkpoints to GGUF."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.layers.vision.vision_sizes import MERGED
+from model_zoo.layers.vision.vision_sizes import KV_HEADS_KEY, MERGED
 from model_zoo.models.qwen25vl.vision import (
     EPS,
     FILE_FRAMES,
@@ -41,10 +42,8 @@ _MODULES = (
 )
 
 
-VISION = Conversion(
-    serves=("Qwen2_5_VLForConditionalGeneration",),
-    architecture={LLAMA_CPP: "clip", OLLAMA: "qwen25vl"},
-    keys=(
+def _keys(projector: str) -> tuple[Key, ...]:
+    return (
         *towers.SIZES,
         Key("vision.spatial_merge_size", "spatial_merge_size"),
         Key("vision.temporal_patch_size", "temporal_patch_size", flavours=(OLLAMA,)),
@@ -54,15 +53,18 @@ VISION = Conversion(
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
         Key("vision.max_pixels", towers.most_pixels, flavours=(OLLAMA,)),
         towers.epsilon(EPS, OLLAMA),
-        *towers.clip("qwen2.5vl_merger", CLIP, eps=EPS),
+        *towers.clip(projector, CLIP, eps=EPS),
         Key("use_silu", lambda c: True, flavours=(LLAMA_CPP,)),
         # The value has no effect, but readers require the key.
         Key("vision.image_size", lambda c: 560, flavours=(LLAMA_CPP,)),
         Key("vision.n_wa_pattern", _full_every, flavours=(LLAMA_CPP,)),
         Key("vision.image_max_pixels", towers.most_pixels, flavours=(LLAMA_CPP,)),
         Key("vision.image_min_pixels", towers.least_pixels, flavours=(LLAMA_CPP,)),
-    ),
-    rules=(
+    )
+
+
+def _rules(*queries_keys_values: Rule) -> tuple[Rule, ...]:
+    return (
         *(
             rule
             for index in range(FRAMES)
@@ -73,12 +75,19 @@ VISION = Conversion(
                 towers.frame(index),
             )
         ),
-        *towers.split_qkv(LLAMA_CPP, OLLAMA),
+        *queries_keys_values,
         *towers.layers("blocks.{n}", _MODULES),
         *towers.both("merger.ln_q.weight", "v.post_ln.weight", "v.merger.ln_q.weight"),
         *towers.both("merger.mlp.0.*", "mm.0.*", "v.merger.mlp.0.*"),
         *towers.both("merger.mlp.2.*", "mm.2.*", "v.merger.mlp.2.*"),
-    ),
+    )
+
+
+VISION = Conversion(
+    serves=("Qwen2_5_VLForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "qwen25vl"},
+    keys=_keys("qwen2.5vl_merger"),
+    rules=_rules(*towers.split_qkv(LLAMA_CPP, OLLAMA)),
     roots=towers.roots("visual"),
     drop=towers.TEXT,
     defaults={
@@ -105,4 +114,17 @@ VISION = Conversion(
             towers.known_rope_base(DEFAULT_BASE), towers.known_setting("window_size", WINDOW)
         )
     },
+)
+
+
+EXAONE_VISION = replace(
+    VISION,
+    serves=("Exaone4_5_ForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip"},
+    keys=(
+        *_keys("exaone4_5"),
+        Key(KV_HEADS_KEY, "num_key_value_heads"),
+    ),
+    rules=_rules(Rule("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_qkv.*")),
+    defaults={**VISION.defaults, "num_key_value_heads": 8},
 )

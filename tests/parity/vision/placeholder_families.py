@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.exaone4_5.processing_exaone4_5 import Exaone4_5_Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -86,6 +87,7 @@ from model_zoo.models.mistral3.image_processor import PixtralProcessor as Pixtra
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
 from model_zoo.models.paddleocr import placeholders as paddleocr
+from model_zoo.models.qwen25vl import placeholders as exaone
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import Placeholders
@@ -273,6 +275,13 @@ FAMILIES = {
         OCR_TILES,
         deepseekocr_processor,
         deepseekocr.PLACE,
+    ),
+    "exaone45": Family(
+        exaone.TEXTS,
+        exaone.exaone_placeholders,
+        QWEN,
+        partial(qwen_processor, Exaone4_5_Processor),
+        exaone.PLACE,
     ),
     "gemma3": Family(
         gemma3.TEXTS,
