@@ -67,7 +67,7 @@ class Family:
 
 
 _DEEPSEEKOCR, _OCR_PROJECTORS = ("deepseek2-ocr", "deepseekocr"), ("deepseekocr", "deepseekocr2")
-_GEMMA4 = ("gemma4", "gemma4v")
+_GEMMA4 = ("gemma4", "gemma4v", "gemma4uv")
 _INTERNVL = ("internlm2", "llama", "qwen2", "qwen3", "qwen3moe")
 _LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")

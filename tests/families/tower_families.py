@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedConfig
 
 from model_zoo.models.gemma3 import vision as gemma3
-from model_zoo.models.gemma4 import vision as gemma4
+from model_zoo.models.gemma4 import multimodal as gemma4
 from model_zoo.models.glm4v import vision as glm4v
 from model_zoo.models.hunyuan import vision as hunyuan
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
@@ -54,6 +54,7 @@ from tests.families.vision_configs import (
     exaone45_config,
     gemma3_config,
     gemma4_config,
+    gemma4_unified_config,
     glm4v_config,
     hunyuan_vl_config,
     idefics3_config,
@@ -157,6 +158,17 @@ TOWERS: Mapping[str, TowerFamily] = {
             ({"text": {"hidden_size_per_layer_input": 32}}, "llama.cpp", "do not state it"),
             ({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not state it"),
         ],
+    ),
+    "gemma4_unified": TowerFamily(
+        gemma4.build_tower,
+        gemma4_unified_config,
+        {"plain": {}, "squares_of_two_patches": {"pooling_kernel_size": 2, "rms_norm_eps": 1e-2}},
+        gemma4_image,
+        references.gemma4,
+        shapes=((4, 4), (1, 7), (9, 13)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        refused=[({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not state it")],
     ),
     "glm4v": TowerFamily(
         with_211_rows(glm4v.glm4v_tower),

@@ -35,7 +35,7 @@ def gemma3(pair: TowerPair, pixels: Tensor, shape: None) -> Tensor:
 
 @torch.inference_mode()
 def gemma4(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    patches, positions = gemma4_patches(pixels, pair.twin.config.vision_config.patch_size)
+    patches, positions = gemma4_patches(pixels, gemma4_side(pair.twin))
     each = positions.expand(len(pixels), -1, -1)
     return torch.stack(pair.twin.model.get_image_features(patches, each).pooler_output)
 
@@ -210,6 +210,12 @@ def states_before_layers(self, hidden_states, attention_mask=None):
         states = (*states, hidden_states)
         hidden_states = layer(hidden_states=hidden_states, attention_mask=attention_mask)
     return BaseModelOutput(last_hidden_state=hidden_states, hidden_states=states)
+
+
+def gemma4_side(twin: Any) -> int:
+    """Of a patch; those of the 12B model are squares of the usual ones."""
+    vision = twin.config.vision_config
+    return getattr(vision, "model_patch_size", vision.patch_size)
 
 
 def gemma4_patches(pixels: Tensor, patch: int) -> tuple[Tensor, Tensor]:

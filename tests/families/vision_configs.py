@@ -11,6 +11,7 @@ from transformers import (
     Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
+    Gemma4UnifiedConfig,
     Glm4vConfig,
     HunYuanVLConfig,
     InternVLConfig,
@@ -100,18 +101,33 @@ def gemma3_config(rows: int = 9, window: int = 32, **vision: Any) -> Gemma3Confi
     )
 
 
-def gemma4_config(text: Settings | None = None, **vision: Any) -> Gemma4Config:
+def gemma4_ids() -> dict[str, int]:
     ids = special_ids(GEMMA4_TOKENS)
+    return {
+        "image_token_id": ids[gemma4.PLACE],
+        "boi_token_id": ids[gemma4.START],
+        "eoi_token_id": ids[gemma4.END],
+        "video_token_id": ids["<|video|>"],
+        "audio_token_id": ids["<|audio|>"],
+    }
+
+
+def gemma4_config(text: Settings | None = None, **vision: Any) -> Gemma4Config:
     sizes = THREE_HEADS | HEADS_OF_16 | {"num_key_value_heads": 3, "patch_size": 4}
     sizes |= {"pooling_kernel_size": 3, "position_embedding_size": 900}
     return Gemma4Config(
         text_config=GEMMA4 | GEMMA4_LARGE | (text or {}),
         vision_config=sizes | vision,
-        image_token_id=ids[gemma4.PLACE],
-        boi_token_id=ids[gemma4.START],
-        eoi_token_id=ids[gemma4.END],
-        video_token_id=ids["<|video|>"],
-        audio_token_id=ids["<|audio|>"],
+        **gemma4_ids(),
+    )
+
+
+def gemma4_unified_config(text: Settings | None = None, **vision: Any) -> Gemma4UnifiedConfig:
+    sizes = {"patch_size": 4, "pooling_kernel_size": 3, "mm_posemb_size": 300}
+    return Gemma4UnifiedConfig(
+        text_config=GEMMA4 | (text or {}),
+        vision_config=sizes | {"mm_embed_dim": 48, "output_proj_dims": 48} | vision,
+        **gemma4_ids(),
     )
 
 

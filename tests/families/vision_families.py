@@ -58,6 +58,7 @@ from tests.families.vision_configs import (
     exaone45_config,
     gemma3_config,
     gemma4_config,
+    gemma4_unified_config,
     glm4v_config,
     hunyuan_vl_config,
     idefics3_config,
@@ -215,6 +216,13 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     ),
     "gemma4_small": VisionFamily(
         configs={"plain": {"text": GEMMA4_SMALL}}, engine_flavour="ollama", **GEMMA4_ROW
+    ),
+    "gemma4_unified": VisionFamily(
+        gemma4_unified_config,
+        {"plain": {"text": KEYS_AS_VALUES}},
+        references.gemma4_unified,
+        engine_flavour=None,
+        **{key: GEMMA4_ROW[key] for key in ("special", "spelled", "processor", "grids")},
     ),
     "glm4v": VisionFamily(
         glm4v_config,

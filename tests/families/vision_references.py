@@ -20,6 +20,7 @@ from tests.families.delta_rule import step_by_step
 from tests.families.tower_references import (
     aspect_ratios,
     gemma4_patches,
+    gemma4_side,
     lfm2_inputs,
     qwen_frames,
     row_major,
@@ -69,13 +70,13 @@ def gemma3(twin: Any, prompt: Prompt) -> Tensor:
     return twin(input_ids=ids, pixel_values=pixels, token_type_ids=kinds).logits[0]
 
 
-def gemma4(twin: Any, prompt: Prompt) -> Tensor:
+def gemma4(twin: Any, prompt: Prompt, **masks: Any) -> Tensor:
     ids, images = _ids(prompt), images_in_order(prompt)
     kinds = (ids == twin.config.image_token_id).long()
     if not images:
-        return twin(input_ids=ids, mm_token_type_ids=kinds).logits[0]
-    patch = twin.config.vision_config.patch_size
-    shown = [gemma4_patches(image.pixels[None], patch) for image in images]
+        return twin(input_ids=ids, mm_token_type_ids=kinds, **masks).logits[0]
+    side = gemma4_side(twin)
+    shown = [gemma4_patches(image.pixels[None], side) for image in images]
     most = max(len(positions) for _, positions in shown)
     pixels = [F.pad(patches[0], (0, 0, 0, most - len(patches[0]))) for patches, _ in shown]
     positions = [F.pad(p, (0, 0, 0, most - len(p)), value=-1) for _, p in shown]
@@ -84,7 +85,23 @@ def gemma4(twin: Any, prompt: Prompt) -> Tensor:
         pixel_values=torch.stack(pixels),
         image_position_ids=torch.stack(positions),
         mm_token_type_ids=kinds,
+        **masks,
     ).logits[0]
+
+
+def gemma4_unified(twin: Any, prompt: Prompt) -> Tensor:
+    """With the masks of `generate`, in which image rows are causal in layers without a window, as
+    in other models of Gemma 4; `forward` alone of this model makes others."""
+    ids = _ids(prompt)
+    masks = twin.create_masks_for_generate(
+        twin.config,
+        twin.get_input_embeddings()(ids),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=torch.arange(ids.shape[1])[None],
+        mm_token_type_ids=(ids == twin.config.image_token_id).long(),
+    )
+    return gemma4(twin, prompt, attention_mask=masks)
 
 
 def lfm2(twin: Any, prompt: Prompt) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
+from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, UNCHANGED, Normalisation
 from model_zoo.images.prepared import prepare
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.lfm2.multimodal import read_processor
@@ -92,6 +92,14 @@ def gemma3(folder: Path) -> Compared:
     family, image = TOWERS["gemma3"], picture(84, 84)
     vision = family.write(folder, flavour="llama.cpp")
     ours = encoded(vision.tower, STANDARD(image)[None])[0]
+    return ours, their_features(folder / "tiny.gguf", vision.path, image, width=64)
+
+
+def gemma4_unified(folder: Path) -> Compared:
+    """An image with a number of squares that llama.cpp neither enlarges nor shrinks."""
+    family, image = TOWERS["gemma4_unified"], picture(96, 144)
+    vision = family.write(folder)
+    ours = encoded(vision.tower, UNCHANGED(image)[None], (8, 12))[0]
     return ours, their_features(folder / "tiny.gguf", vision.path, image, width=64)
 
 
@@ -315,6 +323,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         deepseekocr2,
         exaone45,
         gemma3,
+        gemma4_unified,
         hunyuan_vl,
         mistral3,
         llama4,

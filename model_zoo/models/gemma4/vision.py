@@ -2,6 +2,7 @@
 
 from math import prod, sqrt
 
+import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
@@ -35,10 +36,10 @@ class Gemma4Tower:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         sizes.quarters()
         self._device, self._dtype = w.device, w.dtype
-        self.pooled = metadata.get_size(POOLED_KEY, POOLED, at_most=16)
+        self.pooled = pooled_side(metadata)
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._position_embd = _position_tables(v, sizes)
+        self._position_embd = position_tables(v, sizes.hidden)
         self._frequencies = plain_frequencies(sizes.head_dim // 2, BASE).to(w.device)
         *bounds, last = _listed(v, sizes.layers)
         self._layers = [
@@ -51,13 +52,9 @@ class Gemma4Tower:
         ]
         shape = (w.shape(PROJECTION) or (1,))[0], sizes.hidden
         self._projection = ClampedLinear(w, PROJECTION, shape=shape, listed=last.get(PROJECTION))
+        positions = self._position_embd.shape[1] // self.pooled
         unit = sizes.patch * self.pooled
-        rows = _most_rows(metadata, unit)
-        if rows * self.pooled > self._position_embd.shape[1]:
-            raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
-        down, across = grid = max(rectangles(rows), key=prod)
-        largest = ImageOutline((CHANNELS, down * unit, across * unit), grid, rows)
-        self.limits = ImageLimits(rows, largest, shape[0], w.dtype, whole=rows)
+        self.limits = largest_images(metadata, unit, positions, shape[0], w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
@@ -96,23 +93,28 @@ class Gemma4Tower:
         return mean if bias is None or scale is None else mean.sub_(bias).mul_(scale)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> Gemma4Tower:
-    """Builds it from a projector file or a combined file; audio tensors are ignored."""
-    w.scope("a").ignore_all()
-    w.scope("mm", "a").ignore_all()
-    return Gemma4Tower(w, metadata)
+def pooled_side(metadata: Metadata) -> int:
+    """The side of the squares of patches that become one row."""
+    return metadata.get_size(POOLED_KEY, POOLED, at_most=16)
 
 
-def _most_rows(metadata: Metadata, unit: int) -> int:
-    """The number of squares of `unit` pixels per side that an image may have."""
-    return max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
+def largest_images(
+    metadata: Metadata, unit: int, positions: int, width: int, dtype: torch.dtype
+) -> ImageLimits:
+    """Of images of squares with `unit` pixels per side, at most `positions` of them along each."""
+    rows = max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
+    if rows > positions:
+        raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
+    down, across = grid = max(rectangles(rows), key=prod)
+    largest = ImageOutline((CHANNELS, down * unit, across * unit), grid, rows)
+    return ImageLimits(rows, largest, width, dtype, whole=rows)
 
 
-def _position_tables(v: TensorScope, sizes: VisionSizes) -> Tensor:
+def position_tables(v: TensorScope, hidden: int) -> Tensor:
     """float32 [2, positions, hidden]: embeddings of columns and of rows."""
     name = "position_embd.weight"
-    stored = v.shape(name, whole=True) or (2, 1, sizes.hidden)
-    return v.table(name, shape=(2, stored[-2] if len(stored) == 3 else 1, sizes.hidden))
+    stored = v.shape(name, whole=True) or (2, 1, hidden)
+    return v.table(name, shape=(2, stored[-2] if len(stored) == 3 else 1, hidden))
 
 
 def _listed(v: TensorScope, layers: int) -> list[dict[str, Tensor]]:

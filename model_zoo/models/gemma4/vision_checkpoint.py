@@ -41,8 +41,18 @@ def _plain_heads(config: Configuration) -> None:
 
 def _known_direction(config: Configuration) -> None:
     """Readers decide by the per-layer inputs whether image rows are bidirectional."""
+    _check_direction(config, config.model.get("use_bidirectional_attention"))
+
+
+def _known_direction_of_unified(config: Configuration) -> None:
+    """Of the 12B model, which is bidirectional unless its settings state otherwise."""
+    text = config.model.whole.get("text_config") or {}
+    _check_direction(config, text.get("use_bidirectional_attention", "vision"))
+
+
+def _check_direction(config: Configuration, stated: str | None) -> None:
     small = bool(config.model.get("hidden_size_per_layer_input"))
-    if (config.model.get("use_bidirectional_attention") == "vision") is small:
+    if (stated == "vision") is small:
         raise UnsupportedModelError(
             f'{config.path}: `use_bidirectional_attention` must be "vision" in models without '
             "per-layer inputs, and in no others; files of this architecture do not state it."
@@ -121,4 +131,56 @@ VISION = Conversion(
         _plain_heads,
         _known_direction,
     ),
+)
+
+
+def _by_channel(config: Configuration, values: Tensor) -> Tensor:
+    """[..., row * column * channel] -> [..., channel * row * column]"""
+    side = config.require_size("patch_size") * config.require_size("pooling_kernel_size")
+    return values.unflatten(-1, (side, side, CHANNELS)).movedim(-1, -3).flatten(-3)
+
+
+def _by_axis(config: Configuration, table: Tensor) -> Tensor:
+    """(positions, axes, hidden) -> (axes, positions, hidden)"""
+    return table.transpose(0, 1)
+
+
+# Of the 12B model, which has no layers.
+UNIFIED_VISION = Conversion(
+    serves=("Gemma4UnifiedForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip"},
+    keys=(
+        Key("vision.embedding_length", "mm_embed_dim"),
+        Key("vision.patch_size", "patch_size"),
+        Key(POOLED_KEY, "pooling_kernel_size"),
+        Key(AREA_KEY, _area),
+        *towers.clip("gemma4uv", UNCHANGED, eps="rms_norm_eps"),
+        # Readers require them.
+        Key("vision.image_size", lambda c: 224),
+        *(
+            Key(f"vision.{name}", lambda c: 0)
+            for name in ("block_count", "feed_forward_length", "attention.head_count")
+        ),
+    ),
+    rules=(
+        *(
+            Rule(f"patch_ln1.{part}", f"v.patch_norm.1.{part}", _by_channel, keep=True)
+            for part in ("weight", "bias")
+        ),
+        Rule("patch_dense.weight", "v.patch_embd.weight", _by_channel),
+        Rule("patch_dense.bias", "v.patch_embd.bias"),
+        Rule("patch_ln2.*", "v.patch_norm.2.*"),
+        Rule("pos_embedding", "v.position_embd.weight", _by_axis, keep=True),
+        Rule("pos_norm.*", "v.patch_norm.3.*"),
+        Rule("embed_vision.embedding_projection.weight", f"{PROJECTION}.weight"),
+    ),
+    roots=towers.roots("vision_embedder"),
+    drop=(*towers.TEXT, "embed_audio.**"),
+    defaults={
+        "patch_size": 16,
+        "pooling_kernel_size": POOLED,
+        "mm_embed_dim": 3840,
+        "rms_norm_eps": EPS,
+    },
+    check=_known_direction_of_unified,
 )

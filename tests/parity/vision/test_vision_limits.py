@@ -28,7 +28,7 @@ from tests.parity.vision.test_vision_engine import check_answer, request, runnin
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Their processors have the limits of other rows.
-SAME_LIMITS = ("exaone45", "gemma4_small", "glm_ocr", "llava_cropped", "qwen35")
+SAME_LIMITS = ("exaone45", "gemma4_small", "gemma4_unified", "glm_ocr", "llava_cropped", "qwen35")
 QWEN_KEYS = {
     ("qwen25vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
     ("qwen25vl", "ollama"): ("vision.min_pixels", "vision.max_pixels"),
