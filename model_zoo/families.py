@@ -204,6 +204,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("smallthinker", ("smallthinker",), pre_tokenizer="qwen2"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
     Family("stablelm", ("stablelm", "orion")),
+    Family("step3vl", (), ("step3vl",), ("qwen3", "step35")),
     Family("step35", ("step35",), pre_tokenizer="deepseek-v3"),
     Family("starcoder2", ("starcoder2",), pre_tokenizer="starcoder"),
     Family("starcoder2", ("codeshell",), pre_tokenizer="codeshell"),

@@ -33,6 +33,7 @@ from tests.families import (
     minicpmv4_6_families,
     minicpmv_families,
     moondream_families,
+    step3vl_families,
 )
 from tests.families import tower_references as references
 from tests.families.tower_builders import lfm2_tower, with_37_tiles, with_211_rows, with_processor
@@ -472,5 +473,17 @@ TOWERS: Mapping[str, TowerFamily] = {
         shapes=QWEN_GRIDS,
         grids=True,
         only={"no_deepstack": LLAMA_CPP},
+    ),
+    "step3vl": TowerFamily(
+        step3vl_families.build_tower,
+        step3vl_families.config,
+        {"plain": {}, "stretched_positions": {"layer_norm_eps": 1e-2, "image_size": 48}},
+        step3vl_families.pixels,
+        step3vl_families.tower_features,
+        shapes=((0, 0), (1, 2), (3, 2)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        refused=[({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part is gelu")],
     ),
 }

@@ -33,6 +33,7 @@ from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.models.qwen25vl import placeholders as exaone
+from model_zoo.models.step3vl import placeholders as step3vl
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import (
     deepseekocr2_families,
@@ -41,6 +42,7 @@ from tests.families import (
     minicpmv4_6_families,
     minicpmv_families,
     moondream_families,
+    step3vl_families,
 )
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
@@ -422,5 +424,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=qwen.START + qwen.PLACE + qwen.END,
         processor={"size": {"shortest_edge": 32 * 32 * 2, "longest_edge": 32 * 32 * 30}},
         flavours=FLAVOURS,
+    ),
+    "step3vl": VisionFamily(
+        step3vl_families.config,
+        {"plain": {}},
+        step3vl_families.expected,
+        special=step3vl.TEXTS.reserved,
+        spelled=step3vl.PLACE,
+        processor={"max_image_size": 150},
+        engine_flavour=None,
+        grids=[(2, 3), (3, 2)],
     ),
 }

@@ -298,6 +298,15 @@ def minicpmv46(folder: Path) -> Compared:
     return ours[-sum(map(len, slices)) :], [torch.cat(slices)]
 
 
+def step3vl(folder: Path) -> Compared:
+    """The whole image; llama.cpp has windows of 504 pixels beside any, without filters."""
+    family, image = TOWERS["step3vl"], picture(64, 64)
+    vision = family.write(folder)
+    prepared = prepare(image, vision.tower.images, tower=b"")
+    ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
+    return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
+
+
 def kimivl(folder: Path) -> Compared:
     """llama.cpp turns the first half of a head by columns and the second by rows, but its converter
     keeps the order of the checkpoint, in which they alternate: a known defect. It stretches
@@ -343,6 +352,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         minicpmv,
         minicpmv46,
         moondream,
+        step3vl,
     )
 }
 

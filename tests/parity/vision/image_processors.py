@@ -65,9 +65,11 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from tests.parity.vision.lfm2_pixels import lfm2_parts, patches_in_blocks
 from tests.parity.vision.llama4_pixels import llama4_tiles
+from tests.parity.vision.step3vl_pixels import step3vl_views
 
 SQUARE = {"height": 56, "width": 56}
 CANVASES = ((56, 112), (112, 56), (112, 112), (168, 56), (56, 168))
@@ -311,6 +313,22 @@ def glm(least: int, most: int) -> Row:
     return patches(BoundedProcessor(14, 2, least, most, CLIP, grows=Growth.BOTH), theirs)
 
 
+def step3vl(edge: int) -> Row:
+    """Lines of windows are told by where the processor ends them."""
+
+    def expected(image: Image) -> Expected:
+        made = step3vl_views(image, side=64, tile=48, edge=edge)
+        whole = squares(made["pixel_values"], 4).flatten(0, 1)
+        count = int(made["num_local_patches"][0])
+        if not count:
+            return Expected(whole, (0, 0), 16)
+        windows = squares(made["pixel_values_local"], 4).flatten(0, 1)
+        lines = 1 + sum(made["patch_newline_masks"][0])
+        return Expected(torch.cat([windows, whole]), (lines, count // lines), 16 + 9 * count)
+
+    return Step3VLProcessor(64, 48, 4, longest_edge=edge), expected
+
+
 def patches(ours: BoundedProcessor, theirs: Any) -> Row:
     def expected(image: Image) -> Expected:
         made = applied(theirs, image)
@@ -392,4 +410,5 @@ PROCESSORS: Mapping[str, Row] = {
     "qwen2.5": qwen(14, CLIP, 3136, 200_000),
     "qwen3": qwen(16, STANDARD, 65_536, 300_000),
     "qwen of small images": qwen(14, IMAGENET, 1, 9_000),
+    "step3vl": step3vl(3024),
 }

@@ -7,7 +7,9 @@ import numpy as np
 from model_zoo.images.prepared import prepare
 from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
 from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from tests.parity.vision.lfm2_pixels import lfm2_parts
+from tests.parity.vision.step3vl_pixels import step3vl_views
 
 
 class Tiles:
@@ -40,6 +42,26 @@ class OcrViews:
         grids = [list(reversed(image.grid)) for image in made]
         counts = [0 if grid == [1, 1] else grid[0] * grid[1] for grid in grids]
         return {"num_local_patches": counts, "patches_grid": grids}
+
+
+class StepViews:
+    """Stands in for the library's processor of Step 3 VL's images, which needs torchvision."""
+
+    downsampler_stride = 4
+
+    def __init__(self, ours: Step3VLProcessor) -> None:
+        self._ours = ours
+        self.size, self.patch_size = {"height": ours.side}, ours.tile
+        self.vision_patch_size = ours.patch
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
+        settings = {"side": self._ours.side, "tile": self._ours.tile}
+        made = [step3vl_views(np.asarray(image), edge=3024, **settings) for image in images]
+        names = "num_local_patches", "patch_newline_masks"
+        return {name: [_plain(one.get(name, [[]])[0]) for one in made] for name in names}
 
 
 class Lfm2Parts:

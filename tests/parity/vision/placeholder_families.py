@@ -51,6 +51,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.step3p7.processing_step3p7 import Step3p7Processor
 from transformers.models.unlimited_ocr.processing_unlimited_ocr import UnlimitedOcrProcessor
 
 from model_zoo.chat.messages import ChatTemplate, ImagePart, ImageTexts, Message
@@ -88,12 +89,14 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.models.qwen25vl import placeholders as exaone
+from model_zoo.models.step3vl import placeholders as step3vl
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor as StepWindows
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from tests.parity.vision.image_stand_ins import Lfm2Parts, OcrViews, Tiles
+from tests.parity.vision.image_stand_ins import Lfm2Parts, OcrViews, StepViews, Tiles
 from tests.vision_prompts import (
     TEMPLATE,
     as_transformers,
@@ -265,6 +268,7 @@ LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, toleranc
 QWEN = BoundedProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 GLM = replace(QWEN, grows=Growth.BOTH)
 PADDLE = replace(QWEN, grows=Growth.IN_TURN)
+STEP_WINDOWS = StepWindows(side=64, tile=48, patch=4)
 SLICES = MiniCPMVProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
@@ -428,6 +432,13 @@ FAMILIES = {
             "end_image_token": internvl.END,
             "video_token": internvl.OTHER,
         },
+    ),
+    "step3vl": Family(
+        step3vl.TEXTS,
+        partial(step3vl.Step3VLPlaceholders, images=STEP_WINDOWS),
+        STEP_WINDOWS,
+        lambda t: unchecked(Step3p7Processor, StepViews(STEP_WINDOWS), t),
+        step3vl.PLACE,
     ),
     "mllama": Family(
         mllama.TEXTS,

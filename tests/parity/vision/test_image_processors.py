@@ -1,7 +1,9 @@
 """The results of image processors, against those of `transformers`."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -11,6 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import prepare
+from model_zoo.layers.vision.patches import squares
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import multimodal as glm4v
 from model_zoo.models.idefics3 import image_processor as idefics3
@@ -22,10 +25,11 @@ from model_zoo.models.llava.image_processor import Fit, LlavaProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
 from tests.parity.vision import lfm2_pixels
-from tests.parity.vision.image_processors import PROCESSORS, Row, applied
+from tests.parity.vision.image_processors import PROCESSORS, Row, applied, step3vl
 from tests.parity.vision.image_processors import idefics3 as idefics3_row
 from tests.parity.vision.llama4_pixels import llama4_tiles
 from tests.pictures import photo
@@ -72,6 +76,40 @@ def test_llama4_is_within_a_level_of_the_resizing_of_torch(size: tuple[int, int]
     made = prepare(image, Llama4Processor(side=56, tile_rows=4), tower=b"")
     levels = (made.pixels - theirs) * 0.5 * 255
     assert levels.abs().max() <= 1.001
+
+
+@pytest.mark.parametrize("size", [(333, 517), (1210, 640)], ids=str)
+def test_step3vl_cuts_large_images_after_they_are_scaled_down(size: tuple[int, int]) -> None:
+    """As the authors' code does, and llama.cpp; `transformers` cuts windows of the original."""
+    ours, reference = step3vl(150)
+    image, scale = photo(*size), 150 / max(size)
+    high, wide = (int(length * scale) for length in size)
+    scaled = Image.fromarray(image).resize((wide, high), Image.Resampling.BILINEAR)
+    made, expected = prepare(image, ours, tower=b""), reference(np.asarray(scaled))
+    torch.testing.assert_close(made.pixels, expected.pixels, rtol=0, atol=1e-6)
+    assert made.grid == expected.grid != (0, 0)
+
+
+@pytest.mark.parametrize("size", [(40, 100), (100, 40), (35, 130)], ids=str)
+def test_step3vl_pads_windows_that_exceed_the_image(size: tuple[int, int]) -> None:
+    """As the authors' code crops them, and llama.cpp; `transformers` stretches them instead."""
+    image = photo(*size)
+    processor = Step3VLProcessor(64, 48, 4)
+    made = prepare(image, processor, tower=b"")
+    rows, columns = made.grid
+    high, wide = (n * 48 if n > 1 else length for n, length in zip(made.grid, size, strict=True))
+    stretched = Image.fromarray(image).resize((wide, high), Image.Resampling.BILINEAR)
+    corners = [(48 * x, 48 * y) for y in range(rows) for x in range(columns)]
+    cropped = [stretched.crop((x, y, x + 48, y + 48)) for x, y in corners]
+    expected = squares(CLIP(np.stack(list(map(np.asarray, cropped)))), 4).flatten(0, 1)
+    assert len(cropped) > 1 and torch.equal(made.pixels[: len(expected)], expected)
+
+
+def test_step3vl_refuses_strips_of_which_windows_would_be_lines() -> None:
+    processor = Step3VLProcessor(728, 504, 14)
+    assert processor.outline(32, 6400).grid == (1, 202)
+    with pytest.raises(RequestError, match="at most 200 times as long as wide"):
+        processor.outline(32, 6401)
 
 
 def test_padding_a_few_rows_at_a_time_changes_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,7 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
         ("paddleocr", "llama.cpp", 16),
         ("qwen25vl", "ollama", 16),
         ("qwen3vl", "ollama", 16),
+        ("step3vl", "llama.cpp", 96),
     ],
 )
 def test_images_are_scaled_down_to_the_context_that_is_served(
@@ -259,6 +260,7 @@ def test_images_are_scaled_down_to_the_context_that_is_served(
         ("lfm2", 32),
         ("llava_next", 64),
         ("minicpmv", 16),
+        ("step3vl", 96),
     ],
 )
 def test_an_encoder_for_a_longer_context_encodes_images_of_a_shorter_one(

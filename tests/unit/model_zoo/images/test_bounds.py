@@ -25,6 +25,7 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
 
@@ -90,6 +91,13 @@ def minicpmv(draw: st.DrawFn) -> MiniCPMVProcessor:
     return MiniCPMVProcessor(slicing, patch, draw(ROWS | st.none()))
 
 
+@st.composite
+def step3vl(draw: st.DrawFn) -> Step3VLProcessor:
+    patch = draw(PATCHES)
+    side, tile = (4 * patch * draw(st.integers(1, 14)) for _ in range(2))
+    return Step3VLProcessor(side, min(side, tile), patch, draw(st.integers(1, 6000)))
+
+
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "clip": st.builds(LlavaProcessor, SIDES, ROWS, fit=st.sampled_from(Fit)),
     "deepseekocr": deepseekocr(),
@@ -108,6 +116,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "pixtral": st.builds(PixtralProcessor, SIDES, PATCHES, merge=st.integers(1, 3)),
     "qwen": qwen(),
     "square": st.builds(Gemma3Processor, SIDES, ROWS),
+    "step3vl": step3vl(),
 }
 # Bounds of new slices are searched for, so two kinds are enough.
 SLICING = (

@@ -16,6 +16,7 @@ from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import ScalableProcessor, scaled_to_context
 
@@ -40,6 +41,7 @@ PROCESSORS: dict[str, tuple[ScalableProcessor, int, int]] = {
     "llama4": (Llama4Processor(336, 144), 2048, 1200),
     "llava_next": (LlavaNextProcessor(384, 27, CANVASES), 4096, 2800),
     "minicpmv": (MiniCPMVProcessor(Slicing(448, 14), 14, 64), 512, 300),
+    "step3vl": (Step3VLProcessor(728, 504, 14), 2048, 1200),
     "minicpmv46": (MiniCPMVProcessor(Slicing(448, 56), 14, None), 512, 300),
 }
 PHOTO = 3024, 4032  # 12 megapixels

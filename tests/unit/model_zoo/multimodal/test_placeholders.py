@@ -37,6 +37,8 @@ from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.step3vl import placeholders as step3vl
+from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.image_tags import tagged, with_images
@@ -50,6 +52,7 @@ from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 BOS = "<|begin_of_text|>"
 LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1.0)
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
+STEP = Step3VLProcessor(side=32, tile=16, patch=2)
 SLICES = MiniCPMVProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
     "deepseekocr": deepseekocr.deepseekocr_placeholders,
@@ -65,6 +68,7 @@ PLACEMENTS: dict[str, Any] = {
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, images=SLICES, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
+    "step3vl": lambda tokenizer: step3vl.Step3VLPlaceholders(tokenizer, STEP),
 }
 PROCESSORS: dict[str, Any] = {
     "deepseekocr": DeepseekOCRProcessor(side=64, tile=40, patch=4),
@@ -80,6 +84,7 @@ PROCESSORS: dict[str, Any] = {
     "lfm2": LFM2,
     "minicpmv": SLICES,
     "mllama": MllamaProcessor(side=28, tile_rows=5),
+    "step3vl": STEP,
 }
 RESERVED = {
     "deepseekocr": deepseekocr.TEXTS.reserved,
@@ -100,6 +105,7 @@ RESERVED = {
     "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
     "minicpmv": minicpmv.TEXTS.reserved,
     "mllama": mllama.TEXTS.reserved,
+    "step3vl": step3vl.TEXTS.reserved,
 }
 OPTIONAL = (
     gemma3.PLACE,
