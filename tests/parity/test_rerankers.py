@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
@@ -27,6 +28,7 @@ from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import UnsupportedModelError
 from serve_app.replica.replica import ModelReplica
 from tests.families.encoder_references import REFERENCES
+from tests.families.vision_configs import qwen3vl_config
 from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import (
     CONTEXT,
@@ -64,18 +66,23 @@ QWEN3_BEGIN = (
 )
 QWEN3_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QWEN3_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+VL_END = "<|im_end|>\n<|im_start|>assistant\n"
+VL_TASK = "Given a search query, retrieve relevant candidates that answer the query."
 
 
 def in_prompt(tokenizer: Any, query: str, text: str, context: int) -> list[int]:
-    begin, body, end = (
-        tokenizer(part).input_ids
-        for part in (
-            QWEN3_BEGIN,
-            f"<Instruct>: {QWEN3_TASK}\n<Query>: {query}\n<Document>: {text}",
-            QWEN3_END,
-        )
-    )
-    return [*begin, *body[: context - len(begin) - len(end)], *end]
+    body = f"<Instruct>: {QWEN3_TASK}\n<Query>: {query}\n<Document>: {text}"
+    return enclosed(tokenizer, body, QWEN3_END, context)
+
+
+def in_prompt_of_vl(tokenizer: Any, query: str, text: str, context: int) -> list[int]:
+    body = f"<Instruct>: {VL_TASK}<Query>:{query}\n<Document>:{text}"
+    return enclosed(tokenizer, body, VL_END, context)
+
+
+def enclosed(tokenizer: Any, body: str, end: str, context: int) -> list[int]:
+    begin, middle, last = (tokenizer(part).input_ids for part in (QWEN3_BEGIN, body, end))
+    return [*begin, *middle[: context - len(begin) - len(last)], *last]
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,13 @@ MODELS: dict[str, Kind] = {
     "tiny-Qwen3-Reranker": Kind(
         QWEN3, save_answers, AutoModelForCausalLM, in_prompt, context=QWEN3_CONTEXT
     ),
+    "tiny-Qwen3-VL-Reranker": Kind(
+        qwen3vl_config(text={"max_position_embeddings": QWEN3_CONTEXT, "pad_token_id": None}),
+        save_answers,
+        AutoModelForImageTextToText,
+        in_prompt_of_vl,
+        context=QWEN3_CONTEXT,
+    ),
 }
 ENCODERS = ("bert", "xlm_roberta")
 WITH_ONE_ROW = (*ENCODERS, "modern_bert", "qwen3")
@@ -127,7 +141,7 @@ class Original:
     def __init__(self, name: str, place: Path) -> None:
         self.kind = kind = MODELS[name]
         self.name, self.folder, self.path = name, place / name, place / "model.gguf"
-        pad = kind.config.pad_token_id
+        pad = kind.config.get_text_config().pad_token_id
         write_tiny_folder(self.folder, kind.config, maker=kind.maker, pad_token_id=pad)
         (self.folder / "chat_template.jinja").unlink()
         (self.folder / "tokenizer.json").unlink()

@@ -52,9 +52,10 @@ def test_llama_cpp_ranks_alike_by_a_single_matrix(tmp_path) -> None:
     assert np.abs(found - np.tanh([logit(tokens) for tokens in pairs])).max() < NEAR
 
 
-def test_llama_cpp_gives_the_same_probabilities_of_yes(tmp_path) -> None:
+@pytest.mark.parametrize("name", ["tiny-Qwen3-Reranker", "tiny-Qwen3-VL-Reranker"])
+def test_llama_cpp_gives_the_same_probabilities_of_yes(tmp_path, name) -> None:
     """It gives those of both answers."""
-    path = Original("tiny-Qwen3-Reranker", tmp_path).path
+    path = Original(name, tmp_path).path
     answers = their_vectors(path, encoded_pairs(path), ranks=True)
     assert np.abs(answers.sum(1) - 1).max() < NEAR
     compare(path, answers[:, 0])

@@ -2,54 +2,21 @@
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from model_zoo.convert import checks, decoders
+from model_zoo.convert.answering_rerankers import TASK, reranker_keys, reranker_rules
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.encoders import check_one_score
 from model_zoo.convert.mapping import Conversion, Key, Rule
-from model_zoo.convert.sentence_transformer import POOLING, pooling_type
 from model_zoo.convert.transforms import first_half, second_half
-from model_zoo.convert.vocabularies.byte_level import vocabulary
-from model_zoo.convert.vocabularies.files import TokenizerFiles
-from model_zoo.gguf.pooling_types import RANK
-from model_zoo.layers.ranking_head import ANSWERS, LABELS
 from model_zoo.tokenizers.pairs import TEMPLATE_KEY
 
-# The prompt with which Qwen's rerankers were trained, as their authors publish it.
+_RERANKER = "qwen3-reranker"
+# The prompt of Qwen's rerankers, as their authors publish it.
 _PAIR = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
-    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    f"{TASK}<Instruct>: Given a web search query, retrieve relevant passages that answer the query"
+    "\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-_NAME = "qwen3-reranker"
-
-
-def _answers_pairs(config: Configuration) -> bool:
-    """Whether it is a reranker that answers yes or no, whose settings are those of a chat model:
-    only the folder and the heading of its description name it, by which llama.cpp's converter
-    recognises it, too."""
-    folder = config.path.resolve().parent
-    readme = folder / "README.md"
-    text = readme.read_text(errors="replace").lower() if readme.is_file() else ""
-    return _NAME in folder.name.lower() or f"# {_NAME}" in text
-
-
-def _pooling(config: Configuration) -> int | None:
-    return RANK if _answers_pairs(config) else pooling_type(config)
-
-
-def _answers(config: Configuration, head: Tensor) -> Tensor:
-    """The rows of the head for the answers."""
-    files = TokenizerFiles(config.path.parent, config)
-    ids = vocabulary(files)
-    if not ids.keys() >= set(ANSWERS):
-        raise files.error("tokenizer.json", f"lacks a token of {' and '.join(ANSWERS)}")
-    return head[[ids[answer] for answer in ANSWERS]]
-
-
 _OF_LAYERS = (
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon",
     "feed_forward_length",
@@ -64,30 +31,8 @@ CONVERSION = Conversion(
     serves=("Qwen3ForCausalLM",),
     model_types=("qwen3",),
     architecture="qwen3",
-    keys=(
-        *(key for key in decoders.KEYS if key is not POOLING),
-        *decoders.YARN_SCALING,
-        Key("pooling_type", _pooling),
-        Key(LABELS, lambda c: list(ANSWERS) if _answers_pairs(c) else None),
-        Key(TEMPLATE_KEY, lambda c: _PAIR if _answers_pairs(c) else None),
-    ),
-    rules=(
-        *decoders.EMBEDDINGS[:2],
-        replace(decoders.EMBEDDINGS[2], only=lambda c, _: not _answers_pairs(c)),
-        Rule(
-            "embed_tokens.weight",
-            "cls.output.weight",
-            _answers,
-            only=lambda c, _: c.tied and _answers_pairs(c),
-        ),
-        Rule(
-            "lm_head.weight",
-            "cls.output.weight",
-            _answers,
-            only=lambda c, _: not c.tied and _answers_pairs(c),
-        ),
-        *_LAYERS,
-    ),
+    keys=reranker_keys(_RERANKER, _PAIR, (*decoders.KEYS, *decoders.YARN_SCALING)),
+    rules=(*reranker_rules(_RERANKER), *_LAYERS),
     nested={
         "qwen3": {
             "vocab_size": 151936,

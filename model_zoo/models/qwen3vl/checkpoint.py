@@ -1,8 +1,9 @@
-"""Qwen3-VL: conversion of text model checkpoints to GGUF."""
+"""Qwen3-VL and its rerankers: conversion of text model checkpoints to GGUF."""
 
 from torch import Tensor
 
 from model_zoo.convert import checks, decoders
+from model_zoo.convert.answering_rerankers import TASK, reranker_keys, reranker_rules
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
 from model_zoo.convert.transforms import (
@@ -34,6 +35,14 @@ def _experts(name: str, target: str, size: str, half: Transform | None = None) -
     return Rule(source, f"blk.{{n}}.{target}.weight", turned, each=True)
 
 
+_RERANKER = "qwen3-vl-reranker"
+# The prompt of Qwen's rerankers of this family, as their authors publish it.
+_PAIR = (
+    f"{TASK}<Instruct>: Given a search query, retrieve relevant candidates that answer the query."
+    "<Query>:{query}\n<Document>:{document}<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
 _KEYS = (
     *decoders.KEYS,
     *decoders.YARN_SCALING,
@@ -47,8 +56,7 @@ _KEYS = (
 )
 
 
-_RULES = (
-    *decoders.EMBEDDINGS,
+_LAYERS = (
     *decoders.attention(),
     *decoders.PRE_NORMS,
     *decoders.HEAD_NORMS,
@@ -58,8 +66,8 @@ _RULES = (
 CONVERSION = Conversion(
     serves=("Qwen3VLForConditionalGeneration",),
     architecture="qwen3vl",
-    keys=_KEYS,
-    rules=(*_RULES, *decoders.feed_forward()),
+    keys=reranker_keys(_RERANKER, _PAIR, _KEYS),
+    rules=(*reranker_rules(_RERANKER), *_LAYERS, *decoders.feed_forward()),
     drop=decoders.OTHER_PARTS,
     check=checks.all_of(checks.only_scalings("yarn", "mrope"), checks.no_windows),
 )
@@ -76,7 +84,8 @@ WITH_EXPERTS = Conversion(
         Key("norm_top_k_prob", "norm_topk_prob", of=bool),
     ),
     rules=(
-        *_RULES,
+        *decoders.EMBEDDINGS,
+        *_LAYERS,
         Rule("layers.{n}.mlp.gate.weight", "blk.{n}.ffn_gate_inp.weight"),
         _experts("gate_up_proj", "ffn_gate_exps", "hidden_size", first_half),
         _experts("gate_up_proj", "ffn_up_exps", "hidden_size", second_half),
