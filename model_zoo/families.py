@@ -68,7 +68,7 @@ class Family:
 
 _DEEPSEEKOCR, _OCR_PROJECTORS = ("deepseek2-ocr", "deepseekocr"), ("deepseekocr", "deepseekocr2")
 _GEMMA4 = ("gemma4", "gemma4v", "gemma4uv")
-_INTERNVL = ("internlm2", "llama", "qwen2", "qwen3", "qwen3moe")
+_INTERNVL = ("gpt-oss", "internlm2", "llama", "phi3", "qwen2", "qwen3", "qwen3moe")
 _LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled

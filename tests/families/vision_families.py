@@ -170,6 +170,7 @@ LLAVA_ROW = {
     "special": llava.TEXTS.reserved,
     "spelled": llava.PLACE + "\n",
 }
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2}
 
 VISION_MODELS: Mapping[str, VisionFamily] = {
@@ -263,6 +264,8 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         {
             "plain": {},
             "llama": {"text": "llama"},
+            "gpt_oss": {"text": "gpt_oss", "sizes": GPT_OSS},
+            "phi3": {"text": "phi3", "sizes": {"pad_token_id": 0}},
             "qwen3": {"text": "qwen3", "sizes": HEADS_OF_16},
             "qwen3moe": {
                 "text": "qwen3_moe",

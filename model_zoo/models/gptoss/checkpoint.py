@@ -48,6 +48,7 @@ def _untruncated(config: Configuration) -> None:
 
 CONVERSION = Conversion(
     serves=("GptOssForCausalLM",),
+    model_types=("gpt_oss",),
     architecture={LLAMA_CPP: "gpt-oss", OLLAMA: "gptoss"},
     keys=(
         *decoders.KEYS,
