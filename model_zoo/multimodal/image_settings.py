@@ -6,6 +6,8 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.normalise import Normalisation, Triple
 
 MOST_PIXELS = 1 << 26
+LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
+TILES_LIMIT = 128
 # Bounds of area in projector files.
 CLIP_AREAS = "vision.image_min_pixels", "vision.image_max_pixels"
 
@@ -46,6 +48,19 @@ def read_areas(
     if low > high:
         raise metadata.error(least, f"is {low:,}, more than `{metadata.full_key(most)}`, {high:,}")
     return low, high
+
+
+def read_tiles(metadata: Metadata, *, defaults: tuple[int, int]) -> tuple[int, int]:
+    """The minimum and the maximum of tiles of an image, without the whole image. defaults: those of
+    files older than the keys."""
+    least, most = (
+        metadata.get_size(key, default, at_most=TILES_LIMIT)
+        for key, default in zip((LEAST_TILES_KEY, MOST_TILES_KEY), defaults, strict=True)
+    )
+    if least > most:
+        full = metadata.full_key(MOST_TILES_KEY)
+        raise metadata.error(LEAST_TILES_KEY, f"is {least}, more than `{full}`, {most}")
+    return least, most
 
 
 def _triple(metadata: Metadata, key: str, default: Triple) -> Triple:

@@ -27,6 +27,7 @@ EPS, ROPE_BASE = 1e-6, 1e6  # no file states the latter
 # Of tiles and of the whole image, named by the sides in pixels of the published model.
 QUERIES = "resample_query_768", "resample_query_1024"
 IMAGE_END = "v.view_seperator"  # as spelled in files
+SECOND_TILES = 2, 6  # as `TILES` of the first model
 
 
 def queries_of(w: TensorScope) -> tuple[int, int]:

@@ -7,9 +7,10 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.vision_sizes import KV_HEADS_KEY
-from model_zoo.models.deepseekocr.vision import EPS
+from model_zoo.models.deepseekocr.vision import EPS, TILES
 from model_zoo.models.deepseekocr.vision_2 import EPS as READER_EPS
-from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, QUERIES, ROPE_BASE
+from model_zoo.models.deepseekocr.vision_2 import IMAGE_END, QUERIES, ROPE_BASE, SECOND_TILES
+from model_zoo.multimodal.image_settings import LEAST_TILES_KEY, MOST_TILES_KEY
 from runtime.errors import UnsupportedModelError
 
 CLIP, SAM, QWEN = "clip-l-14-224", "sam_vit_b", "qwen2-0-5b"
@@ -115,6 +116,15 @@ def _sam_rules() -> tuple[Rule, ...]:
     return (*layers, *others)
 
 
+def _tile_keys(tiles: tuple[int, int]) -> tuple[Key, Key]:
+    """No checkpoint states them, but llama.cpp's files do."""
+    least, most = tiles
+    return (
+        Key(LEAST_TILES_KEY, lambda c: least, flavours=(LLAMA_CPP,)),
+        Key(MOST_TILES_KEY, lambda c: most, flavours=(LLAMA_CPP,)),
+    )
+
+
 SAM_KEYS = (
     *_of_sam("block_count", "num_hidden_layers"),
     *_of_sam("embedding_length", "hidden_size"),
@@ -143,6 +153,7 @@ VISION = Conversion(
             flavours=(LLAMA_CPP,),
         ),
         *SAM_KEYS,
+        *_tile_keys(TILES),
         Key(
             "sam.global_attention_indexes",
             lambda c: _sam(c).require("global_attn_indexes"),
@@ -202,6 +213,7 @@ SECOND_VISION = Conversion(
         Key("use_gelu", lambda c: True),  # in the first encoder
         Key("vision.window_size", lambda c: _sam(c).require_size("window_size")),
         *SAM_KEYS,
+        *_tile_keys(SECOND_TILES),
     ),
     rules=(
         *_sam_rules(),

@@ -23,9 +23,8 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
-# The default minimum and maximum of tiles of an image, without the whole image.
+# The default maximum of tiles of an image, without the whole image.
 MOST_TILES = 12
-LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
 
 
 class InternVLTower:

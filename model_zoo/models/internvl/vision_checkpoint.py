@@ -6,13 +6,8 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.images.normalise import IMAGENET
-from model_zoo.models.internvl.vision import (
-    EPS,
-    LEAST_TILES_KEY,
-    MOST_TILES,
-    MOST_TILES_KEY,
-    SHUFFLED,
-)
+from model_zoo.models.internvl.vision import EPS, MOST_TILES, SHUFFLED
+from model_zoo.multimodal.image_settings import LEAST_TILES_KEY, MOST_TILES_KEY
 
 
 def _side(name: str) -> Key:

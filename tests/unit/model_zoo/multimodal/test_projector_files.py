@@ -144,6 +144,17 @@ def test_internvl_refuses_invalid_numbers_of_tiles(folders, tmp_path, least, mos
     assert words in message and "_tiles" in message
 
 
+def test_deepseekocr_cuts_as_many_tiles_as_its_file_states(folders, tmp_path) -> None:
+    """As files of llama.cpp do since Unlimited-OCR, whose tiles are more."""
+    keys = keys_of(folders["deepseekocr"])
+    assert [keys[f"clip.vision.preproc_{end}_tiles"] for end in ("min", "max")] == [2, 9]
+    silent = {"vision__preproc_min_tiles": None, "vision__preproc_max_tiles": None}
+    stated = {"vision__preproc_min_tiles": 3, "vision__preproc_max_tiles": 4}
+    found = [loaded(folders["deepseekocr"], tmp_path, **keys) for keys in (silent, stated)]
+    tiles = [(each.vision.processor.min_tiles, each.vision.processor.max_tiles) for each in found]
+    assert tiles == [(2, 9), (3, 4)]
+
+
 def test_lfm2_means_the_settings_of_the_reference_where_its_file_states_none(
     folders, tmp_path
 ) -> None:
