@@ -6,21 +6,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.call_forms import CallForm, call_form
 from model_zoo.chat.formats.fallbacks import readable
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.messages import (
-    ChatTemplate,
-    ImagePart,
-    Message,
-    ReplyStart,
-    render_unforged,
-)
+from model_zoo.chat.messages import ImagePart, Message, ReplyStart
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.shown_texts import refuse_unshown
 from model_zoo.chat.template_choice import TOOL_USE, template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables, with_thinking_word
+from model_zoo.chat.unforged import render_unforged
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead

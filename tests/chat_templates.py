@@ -8,13 +8,9 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from model_zoo.chat.messages import (
-    ChatTemplate,
-    ImagePart,
-    Message,
-    ToolCall,
-    render_unforged,
-)
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.unforged import render_unforged
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.reference_data import reference_data, reference_files
 from tools.reference_data import FURTHER, TEMPLATES

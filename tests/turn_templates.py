@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.fallbacks import readable
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from tests.chat_templates import TOOLS, template_source
 

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from model_zoo.chat.messages import Content, Message
 from runtime.errors import RequestError, TemplateLimitError
-
-if TYPE_CHECKING:
-    from model_zoo.chat.messages import ImagePart, Message
 
 Values = dict[str, Any]
 Render = Callable[[list[Values], list[Values] | None], str]
@@ -84,7 +82,7 @@ class MessageForm:
     calls: CallsPlace | None = CallsPlace.TOOL_CALLS
     results: str | None = "tool"
 
-    def values(self, message: "Message") -> list[Values]:
+    def values(self, message: Message) -> list[Values]:
         """The message as dicts for the template; absent fields have no key.
 
         A message with calls becomes several if the template needs `calls_alone` or `METADATA`.
@@ -129,7 +127,7 @@ class MessageForm:
         texts = text_parts(content) if content and isinstance(content, str) else content or ()
         return {"content": [{"type": "thinking", "thinking": thinking}, *texts]}
 
-    def content(self, content: "str | tuple[str | ImagePart, ...]") -> str | list[Values]:
+    def content(self, content: Content) -> str | list[Values]:
         if isinstance(content, str):
             return text_parts(content) if self.parts else content
         return [

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.reply_format import has_answers
-from model_zoo.chat.messages import ChatTemplate
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sandbox.renderer import start_server
 from model_zoo.tokenizers.pairs import PAIR_TEMPLATE

@@ -9,7 +9,8 @@ from model_zoo.chat.message_form import Values, rendered
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+    from model_zoo.chat.chat_template import ChatTemplate
+    from model_zoo.chat.messages import ImagePart, Message
 
 EFFORTS = ("low", "medium", "high", "max")
 # The names of no effort in templates.

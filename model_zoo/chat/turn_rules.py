@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import reduce
 from hashlib import blake2b
 from itertools import count, takewhile
-from typing import TYPE_CHECKING
 
 from model_zoo.chat.message_form import (
     IMAGE_TYPES,
@@ -23,11 +22,7 @@ from model_zoo.chat.message_form import (
     rendered,
     text_parts,
 )
-
-if TYPE_CHECKING:
-    from model_zoo.chat.messages import ImagePart, Message, ToolCall
-
-    Content = str | tuple[str | ImagePart, ...]
+from model_zoo.chat.messages import Content, ImagePart, Message, ToolCall
 
 _BLANK_LINE = "\n\n"
 _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}")  # of Mistral's templates
@@ -76,7 +71,7 @@ class TurnRules:
     words_with_calls: bool = True
     words_with_thinking: bool = True
 
-    def adapted(self, messages: "Sequence[Message]") -> "Sequence[Message]":
+    def adapted(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation with other turns in place of those that the template does not render,
         and with the names of the functions whose results it has.
 
@@ -97,7 +92,7 @@ class TurnRules:
             self._add(turns, message)
         return turns
 
-    def _with_systems(self, messages: "Sequence[Message]") -> "list[Message]":
+    def _with_systems(self, messages: Sequence[Message]) -> list[Message]:
         """System messages at the beginning are joined. Those that the template does not render
         become the user's, at their place, so that a conversation that grows keeps its prefix."""
         turns = list(takewhile(lambda message: message.role == "system", messages))
@@ -115,7 +110,7 @@ class TurnRules:
                 turns.append(_with_role(message, "user"))
         return turns
 
-    def _add(self, turns: "list[Message]", message: "Message") -> None:
+    def _add(self, turns: list[Message], message: Message) -> None:
         """Appends the message, joined with the last turn or separated from it where it must be."""
         if turns and self._must_join(turns[-1], message):
             turns[-1] = _joined(turns[-1], message)
@@ -131,7 +126,7 @@ class TurnRules:
                 return
         turns.append(message)
 
-    def _must_join(self, before: "Message", message: "Message") -> bool:
+    def _must_join(self, before: Message, message: Message) -> bool:
         if before.role != message.role or before.tool_calls:
             return False
         if message.tool_calls:
@@ -140,7 +135,7 @@ class TurnRules:
             return not self.repeated_users
         return message.role == "assistant" and not self.repeated_replies
 
-    def _must_separate(self, turns: "Sequence[Message]", message: "Message") -> bool:
+    def _must_separate(self, turns: Sequence[Message], message: Message) -> bool:
         if message.role not in ("user", "assistant"):
             return False
         if self.calls_alternate:
@@ -153,7 +148,7 @@ class TurnRules:
         spoken = (t.role for t in reversed(turns) if _speaks(t))
         return message.role == next(spoken, None if self.first_replies else "assistant")
 
-    def _with_answers(self, messages: "Sequence[Message]") -> "list[Message]":
+    def _with_answers(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation in which results have the names, and the ids, of the calls that they
         answer. Ids take the form that the template demands. A call without one gets one where the
         template or `_separated` needs it."""
@@ -187,7 +182,7 @@ class TurnRules:
         several = calls > 1 and (self.ids_pair or not self.several_calls)
         return several or not self.no_ids
 
-    def _with_id(self, call: "ToolCall", otherwise: str | None) -> "ToolCall":
+    def _with_id(self, call: ToolCall, otherwise: str | None) -> ToolCall:
         return dataclasses.replace(call, id=self._id(call.id or otherwise))
 
     def _id(self, given: str | None) -> str | None:
@@ -355,17 +350,17 @@ class _Probes:
         return rendered(self._render, turns, [PROBED_TOOL] if calls else self._tools)
 
 
-def _with_role(message: "Message", role: str) -> "Message":
+def _with_role(message: Message, role: str) -> Message:
     return dataclasses.replace(message, role=role)
 
 
-def _speaks(message: "Message") -> bool:
+def _speaks(message: Message) -> bool:
     return message.role == "user" or (message.role == "assistant" and not message.tool_calls)
 
 
 def _answered(
-    given: str | None, tool_name: str | None, waiting: "Sequence[ToolCall]"
-) -> "ToolCall | None":
+    given: str | None, tool_name: str | None, waiting: Sequence[ToolCall]
+) -> ToolCall | None:
     """The call that a result with the id `given` answers: without an id the first one, of the same
     name if there is one."""
     if given:
@@ -374,7 +369,7 @@ def _answered(
     return next(iter((*same, *waiting)), None)
 
 
-def _with_images_after_results(messages: "Sequence[Message]") -> "Iterator[Message]":
+def _with_images_after_results(messages: Sequence[Message]) -> Iterator[Message]:
     """The conversation with the images of consecutive results in a turn of the user after them."""
     pictures: list[str | ImagePart] = []
     for message in messages:
@@ -392,7 +387,7 @@ def _with_images_after_results(messages: "Sequence[Message]") -> "Iterator[Messa
         yield type(messages[-1])("user", tuple(pictures))
 
 
-def _separated(messages: "Sequence[Message]") -> "Iterator[Message]":
+def _separated(messages: Sequence[Message]) -> Iterator[Message]:
     """The conversation with a turn for each call, followed by its result. Calls of one turn have
     ids, which need not differ."""
     after = 0  # the place after the last results
@@ -414,7 +409,7 @@ def _separated(messages: "Sequence[Message]") -> "Iterator[Message]":
         yield from results
 
 
-def _with_words_as_thinking(message: "Message") -> "Message":
+def _with_words_as_thinking(message: Message) -> Message:
     """The message; words beside thinking and calls become the end of the thinking."""
     words = message.content
     if not (message.tool_calls and message.thinking and words and isinstance(words, str)):
@@ -423,14 +418,14 @@ def _with_words_as_thinking(message: "Message") -> "Message":
     return dataclasses.replace(message, content="", thinking=thinking)
 
 
-def _appended(result: "Message", message: "Message") -> "Message":
+def _appended(result: Message, message: Message) -> Message:
     """The tool's result, and the message under a label that tells it from the tool's words."""
     label = f"[The result ends here. Message of the {message.role}:]"
     labelled = _joined_contents(label, message.content)
     return dataclasses.replace(result, content=_joined_contents(result.content, labelled))
 
 
-def _joined(first: "Message", second: "Message") -> "Message":
+def _joined(first: Message, second: Message) -> Message:
     """The messages as one; the texts begin with the names of their authors if these differ."""
     if first.name != second.name:
         first, second = _with_name_in_text(first), _with_name_in_text(second)
@@ -442,14 +437,14 @@ def _joined(first: "Message", second: "Message") -> "Message":
     )
 
 
-def _with_name_in_text(message: "Message") -> "Message":
+def _with_name_in_text(message: Message) -> Message:
     if message.name is None:
         return message
     content = _joined_contents(f"{message.name}:", message.content)
     return dataclasses.replace(message, name=None, content=content)
 
 
-def _joined_contents(first: "Content", second: "Content") -> "Content":
+def _joined_contents(first: Content, second: Content) -> Content:
     """The contents with a blank line between their texts."""
     if not first or not second:
         return first or second

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_zoo.chat.messages import Unforged
+from model_zoo.chat.unforged import Unforged
 from model_zoo.multimodal.placeholders import Piece, PlaceholderRows
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.generic import generic_messages, with_results_of_users
 from model_zoo.chat.formats.written_calls import with_written_calls
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.messages import Message
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_zoo.chat.formats.scanner import encoded
-from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import Content, ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (
     "You may call functions. Their signatures are:\n{signatures}\n\n"
@@ -84,6 +84,6 @@ def _with_instructions(
     return [Message("system", text), *messages]
 
 
-def with_images(text: str, images: tuple[ImagePart, ...]) -> str | tuple[str | ImagePart, ...]:
+def with_images(text: str, images: tuple[ImagePart, ...]) -> Content:
     """The content of a message with these images before the text."""
     return (*images, text) if images else text

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import Message, ToolCall
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Tokenizer
 
-from model_zoo.chat.messages import ChatTemplate
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (

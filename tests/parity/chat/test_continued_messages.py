@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.control_token_guard import without_sentinel
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.go_templates.converter import jinja_source
-from model_zoo.chat.messages import ChatTemplate, Message, ReplyStart, render_unforged
+from model_zoo.chat.messages import Message, ReplyStart
+from model_zoo.chat.unforged import render_unforged
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.message_form import MessageForm
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.messages import Message
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (

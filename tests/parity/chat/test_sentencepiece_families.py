@@ -9,7 +9,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import phi3_tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import Message
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.chat_templates import encode_chat
 from tests.parity.chat.random_texts import random_texts

@@ -54,7 +54,8 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.step3p7.processing_step3p7 import Step3p7Processor
 from transformers.models.unlimited_ocr.processing_unlimited_ocr import UnlimitedOcrProcessor
 
-from model_zoo.chat.messages import ChatTemplate, ImagePart, ImageTexts, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import ImagePart, ImageTexts, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.decode import DecodingLimits

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import Message
 from tests.chat_templates import template_source
 from tests.parity.vision.placeholder_families import BOS, CONVERSATIONS, FAMILIES, model_of, places
 from tests.vision_prompts import as_transformers, library_tokenizer, pictures

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from model_zoo.chat.messages import Message, ToolCall
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import EFFORTS, with_thinking_word
 from model_zoo.chat_model import ChatModel

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.control_token_guard import control_token_guard
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.messages import Message
 from model_zoo.chat.template_choice import choose_template
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError

@@ -2,11 +2,11 @@
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.allowed_calls import AllowedCalls
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from model_zoo.chat.formats.reply_grammar import reply_grammar
-from model_zoo.chat.messages import ChatTemplate
 from model_zoo.grammars.token_grammar import TokenGrammar, TokenGrammars
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.chat_templates import every_template, template_source

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from tests.chat_templates import all_templates, template_source
 from tests.reply_parsing import parsed, replied

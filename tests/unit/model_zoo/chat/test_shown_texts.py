@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.message_form import CallsPlace, ToolsPlace
-from model_zoo.chat.messages import (
-    ChatTemplate,
-    ImagePart,
-    ImageTexts,
-    Message,
-    ToolCall,
-    render_unforged,
-)
+from model_zoo.chat.messages import ImagePart, ImageTexts, Message, ToolCall
 from model_zoo.chat.shown_texts import refuse_unshown
+from model_zoo.chat.unforged import render_unforged
 from model_zoo.chat_model import ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError

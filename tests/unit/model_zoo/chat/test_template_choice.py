@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from model_zoo.chat import template_choice
-from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError

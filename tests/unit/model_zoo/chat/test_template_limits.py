@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from model_zoo.chat import template as limits
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
     CALLS,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import Message
 from model_zoo.chat.sandbox import renderer
 from model_zoo.chat.sandbox.fork_server import ForkServer
 from runtime.errors import ModelFileError, RequestError
@@ -150,7 +151,8 @@ def test_a_fork_of_this_process_uses_its_own_rendering_processes() -> None:
 def test_rendering_processes_end_when_their_parent_is_killed() -> None:
     script = (
         "import signal\n"
-        "from model_zoo.chat.messages import ChatTemplate, Message\n"
+        "from model_zoo.chat.chat_template import ChatTemplate\n"
+        "from model_zoo.chat.messages import Message\n"
         "from tests.unit.model_zoo.chat.test_template_processes import SAID, rendering_processes\n"
         "templates = [ChatTemplate(SAID) for _ in range(3)]\n"
         "print(*rendering_processes(), flush=True)\n"
@@ -189,7 +191,8 @@ def test_the_fork_server_finds_modules_of_an_editable_installation() -> None:
     """An import hook finds these modules, not `sys.path`."""
     script = (
         "import sys\n"
-        "from model_zoo.chat.messages import ChatTemplate, Message\n"
+        "from model_zoo.chat.chat_template import ChatTemplate\n"
+        "from model_zoo.chat.messages import Message\n"
         f"sys.path = [path for path in sys.path if path not in ('', {str(ROOT)!r})]\n"
         "print(ChatTemplate('{{ messages[0].content }}').render([Message('user', 'found')]))"
     )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, ImagePart, Message, ToolCall
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from model_zoo.chat.template import Template
 from model_zoo.chat.turn_rules import TurnRules
 from tests.chat_templates import TOOLS, every_template

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+from model_zoo.chat.chat_template import ChatTemplate
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from model_zoo.chat.chat_template import ChatTemplate
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.go_templates.converter import jinja_source
-from model_zoo.chat.messages import ChatTemplate
 from runtime.errors import ModelFileError, RequestError
 
 FOLDER = Path(__file__).parent
