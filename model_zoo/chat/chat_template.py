@@ -102,7 +102,8 @@ class ChatTemplate:
 
         `tools` are function schemas: `{"type": "function", "function": {"name": …}}`; some
         templates distinguish None from an empty list. RequestError if the template refuses the
-        conversation or fails. Content that the template ignores is only refused by `encode_chat`.
+        conversation or fails. Only `render_unforged` refuses content that
+        the template ignores.
         """
         return self.render_values(
             self.values(messages),
