@@ -147,35 +147,43 @@ def _check_proposals(model: _Model, name: str) -> None:
 
 @dataclass
 class _Classes:
-    """A grammar and its state: each token is of another class than the one before."""
+    """A grammar and its state: three tokens may be any, then each of three is of another class than
+    the one before, and so on."""
 
     vocabulary: int
     last: int = 0
-    free: int = 0
+    place: int = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, 3 - self.place % 6)
 
     def matcher(self) -> "_Classes":
         return _Classes(self.vocabulary)
 
     def accept(self, token: int) -> None:
-        self.last = token
+        self.last, self.place = token, self.place + 1
 
     def allowed(self, mask: memoryview) -> None:
-        self._write(mask, self.last)
+        numbers = np.arange(mask.nbytes * 8)
+        bits = numbers < self.vocabulary
+        if not self.free:
+            bits &= numbers % _CLASSES != self.last % _CLASSES
+        mask.cast("B")[:] = np.packbits(bits, bitorder="little").tobytes()
 
     def acceptable(self, tokens: Sequence[int]) -> int:
-        before = (self.last, *tokens)
-        same = (a % _CLASSES == b % _CLASSES for a, b in zip(before, tokens, strict=False))
-        return next((n for n, each in enumerate(same) if each), len(tokens))
+        state = replace(self)
+        for count, token in enumerate(tokens):
+            if not state.free and token % _CLASSES == state.last % _CLASSES:
+                return count
+            state.accept(token)
+        return len(tokens)
 
     def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
-        count = self.acceptable(tokens)
+        state, count = replace(self), self.acceptable(tokens)
         for token, mask in zip(tokens[:count], masks, strict=False):
-            self._write(mask, token)
-
-    def _write(self, mask: memoryview, before: int) -> None:
-        numbers = np.arange(mask.nbytes * 8)
-        bits = (numbers % _CLASSES != before % _CLASSES) & (numbers < self.vocabulary)
-        mask.cast("B")[:] = np.packbits(bits, bitorder="little").tobytes()
+            state.accept(token)
+            state.allowed(mask)
 
 
 def _check_host_copies(model: _Model, name: str) -> None:

@@ -166,7 +166,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "system": [{"type": "text", "text": "Be brief."}],
         "tools": [{"name": "weather", "input_schema": SCHEMA}],
         "tool_choice": {"type": "tool", "name": "weather"},
-        "thinking": {"type": "enabled", "budget_tokens": 8},
+        "thinking": {"type": "enabled", "budget_tokens": 1},
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
         "stop_sequences": ["x"],
         "top_k": 3,
