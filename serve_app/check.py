@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
 from serve_app.config.settings import AppSettings, read_settings
-from serve_app.config.wrong_types import REQUIRED_TYPES
+from serve_app.config.wrong_values import REQUIRED_TYPES
 from serve_app.replica.model_check import CHECKED_VARIABLE, check_model, model_digest
 
 IMPORT_PATH = "serve_app.app:build"

@@ -21,7 +21,7 @@ from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Bounds, Options, clamped, number, read_options
-from serve_app.config.wrong_types import REQUIRED_TYPES
+from serve_app.config.wrong_values import REQUIRED_TYPES
 from serve_app.logs import get_logger
 
 # Clients choose the names of ignored fields: at most MOST_LOGGED are logged, cut to LONGEST_NAME.

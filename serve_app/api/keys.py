@@ -19,6 +19,7 @@ from runtime.errors import ConfigurationError
 from serve_app.api.limits import Limits
 from serve_app.config.sections import Count, Section
 from serve_app.config.settings import source_path
+from serve_app.config.wrong_values import requirement, spelled
 from serve_app.gateway.allowed_models import AllowedModels
 
 ENVIRONMENT = "CARAVAN_API_KEYS"
@@ -26,7 +27,8 @@ ENVIRONMENT = "CARAVAN_API_KEYS"
 PREFIX = "sk-caravan-"
 KEY_BYTES = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@\-]{0,63}$"
-MODEL_PATTERN = r"^[A-Za-z0-9_*.\-/:]{1,256}$"
+NAME_RULE = "at most 64 letters, digits and ._@-, beginning with a letter or a digit"
+_MODEL = spelled(r"[A-Za-z0-9_*.\-/:]{1,256}", "a name of a model, with * for any text")
 # No access for others, no write access for the group. The group may read, because Kubernetes mounts
 # secrets as files owned by root that the pod's group can read.
 _FORBIDDEN_MODE = 0o027
@@ -37,7 +39,7 @@ _FIELD = re.compile(r"[a-z0-9_]{1,32}")
 class ApiKey(Section):
     """The permissions of one key. Its limits apply over all ingress processes."""
 
-    name: str = Field(pattern=NAME_PATTERN)
+    name: Annotated[str, spelled(NAME_PATTERN, NAME_RULE)]
     """The client's name in limits, queues and logs."""
     sha256: str
     """SHA-256 of the key."""
@@ -51,9 +53,7 @@ class ApiKey(Section):
     """Whether completions of the key may have vLLM's field `priority`, -1000 to 1000, other than 0;
     others get 403. Of the requests that wait in a replica, those with lower numbers are admitted
     first, before turns over tenants apply."""
-    models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
-        default=None, min_length=1
-    )
+    models: tuple[Annotated[str, _MODEL], ...] | None = Field(default=None, min_length=1)
     """Names of the models that the key may use, `*` for any text (`qwen3:*`); other models are 404
     for it and not listed; null: all. Not with `manage`."""
     requests_per_minute: int | None = Count
@@ -160,5 +160,7 @@ def _line(details: dict[str, Any]) -> str:
         return f"{place} is not known; known are {', '.join(ApiKey.model_fields)}"
     if details["type"] == "missing":
         return f"{place} is missing"
+    if (required := requirement(details)) is not None:
+        return f"{place} must be {required}"
     message = details["msg"].removeprefix("Value error, ")
     return f"{place}: {message[:1].lower()}{message[1:]}"

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from serve_app.api.keys import NAME_PATTERN, key_hash, new_key
+from serve_app.api.keys import NAME_PATTERN, NAME_RULE, key_hash, new_key
 from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_json
 
@@ -36,7 +36,7 @@ def new(name: str, as_json: bool) -> None:
     standard error: `caravan key new alice >> keys.yaml`. Limits can be added to the entry.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        raise click.BadParameter("use at most 64 letters, digits and ._@-", param_hint="NAME")
+        raise click.BadParameter(f"use {NAME_RULE}", param_hint="NAME")
     made = new_key()
     entry = {"name": name, "sha256": key_hash(made)}
     if as_json:

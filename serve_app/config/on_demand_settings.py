@@ -8,10 +8,17 @@ from model_zoo.store.model_name import DEFAULT_HOST, HUB_HOST
 from runtime.errors import RequestError
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.sections import AutoscalingSettings, Count, EngineSettings, Section
+from serve_app.config.wrong_values import spelled
 
 HUB_REGISTRY = "hf.co"  # the Hub's host for the registry protocol
-REPOSITORY_PATTERN = r"^(\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*/(\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*))$"
-HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(:[0-9]{1,5})?$"
+_REPOSITORY = spelled(
+    r"\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*/(\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*)",
+    "a repository such as org/repo, org/* for all of an organisation, or * for all",
+)
+_HOST = spelled(
+    r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(:[0-9]{1,5})?",
+    "a host such as hf.co or registry.example.org:5000, without https:// and path",
+)
 
 
 class OnDemandModelSettings(EngineSettings):
@@ -51,15 +58,15 @@ class OnDemandSettings(Section):
     all. A request's own `keep_alive` overrides it. An empty request loads the model, one with
     `keep_alive: 0` unloads it. A configured model stays loaded, but the reply is the same, so that
     `ollama stop` succeeds."""
-    pull_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = (
+    pull_hosts: tuple[Annotated[str, _HOST], ...] = (
         DEFAULT_HOST,
         HUB_HOST,
         HUB_REGISTRY,
     )
     """Hosts from which clients may pull models."""
-    push_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] | None = None
+    push_hosts: tuple[Annotated[str, _HOST], ...] | None = None
     """Hosts to which clients may push models, without a login; null: `pull_hosts`."""
-    hf_token_for: tuple[Annotated[str, Field(pattern=REPOSITORY_PATTERN)], ...] = ()
+    hf_token_for: tuple[Annotated[str, _REPOSITORY], ...] = ()
     """Repositories of the Hugging Face Hub for which clients' pulls use the server's token:
     `org/repo`, `org/*`, or `*` for all."""
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)

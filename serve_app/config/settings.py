@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,7 +29,7 @@ from serve_app.config.sections import (
     Section,
     SpeculationSettings,
 )
-from serve_app.config.wrong_types import REQUIRED_TYPES
+from serve_app.config.wrong_values import requirement, shown, spelled
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
 # Largest file that the image decoders accept.
@@ -43,12 +44,21 @@ ORIGIN_PATTERN = (
 HOST_PATTERN = (
     r"^((\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 )
+_NAME_OF_MODEL = spelled(
+    NAME_PATTERN,
+    "a name such as qwen3 or org/qwen3:4b: letters, digits, _, ., - and /, beginning with a letter,"
+    " a digit or _, and at most one tag behind a colon",
+)
+_HOST = spelled(
+    HOST_PATTERN,
+    "a host such as example.org, *.example.org or [::1]:8080, without https:// and path",
+)
 
 
 class ImageUrlSettings(Section):
     """Fetching of images by URL; without these settings it is refused."""
 
-    allowed_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = Field(min_length=1)
+    allowed_hosts: tuple[Annotated[str, _HOST], ...] = Field(min_length=1)
     """Names or addresses of hosts: `*.name` for all subdomains, `:port` for another port than the
     scheme's default."""
     max_bytes: int = Field(default=8 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
@@ -154,7 +164,7 @@ class AdapterSettings(Section):
 class ModelSettings(EngineSettings):
     """One configured model. None: chosen from the model file and the machine."""
 
-    name: str = Field(pattern=NAME_PATTERN)
+    name: Annotated[str, _NAME_OF_MODEL]
     """The name in requests."""
     source: str = Field(min_length=1)
     """The path of a GGUF file, `hf://…` or `ollama://…`."""
@@ -362,6 +372,8 @@ def deployment_name(name: str) -> str:
 
 def read_settings(args: Mapping[str, Any]) -> AppSettings:
     """The checked settings. ConfigurationError names each invalid key and the reason."""
+    if not isinstance(args, Mapping):
+        raise ConfigurationError(f"Configuration: args must be an object, not {shown(args)}")
     try:
         return AppSettings.model_validate(dict(args))
     except ValidationError as error:
@@ -402,8 +414,8 @@ def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:
         return f"{place} is not UTF-8"
     if details["type"] == "missing":
         return f"{place} is missing"
-    if details["type"] in REQUIRED_TYPES:
-        return f"{place} must be {REQUIRED_TYPES[details['type']]}"
+    if (required := requirement(details)) is not None:
+        return f"{place} must be {required}, not {shown(details['input'])}"
     message = details["msg"].removeprefix("Value error, ")
     return f"{place}: {message[:1].lower()}{message[1:]}"
 
@@ -431,5 +443,10 @@ def _nearest(location: tuple[int | str, ...]) -> str:
         "vision": VisionSettings,
     }
     owner = owners.get(names[-2], AppSettings) if len(names) > 1 else AppSettings
-    close = difflib.get_close_matches(names[-1], owner.model_fields, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]}?" if close else ""
+    nearest = partial(difflib.get_close_matches, names[-1], owner.model_fields, n=1)
+    if close := nearest(cutoff=0.85):
+        return f"; did you mean {close[0]}?"
+    for section, inner in owners.items():
+        if section in owner.model_fields and names[-1] in inner.model_fields:
+            return f"; it belongs to `{section}`"
+    return f"; did you mean {close[0]}?" if (close := nearest(cutoff=0.4)) else ""

@@ -129,9 +129,12 @@ def test_defaults_become_options():
             ["args.models[0].contxt_tokens (model demo)", "did you mean context_tokens?"],
         ),
         ({"models": [{"name": "demo"}]}, ["args.models[0].source (model demo) is missing"]),
-        (with_model(context_tokens="many"), ["args.models[0].context_tokens", "integer"]),
-        (with_model(context_tokens=1), ["args.models[0].context_tokens", "greater than"]),
-        (with_model(device="tpu"), ["args.models[0].device", "'cuda'"]),
+        (
+            with_model(context_tokens="many"),
+            ['args.models[0].context_tokens (model demo) must be an integer, not "many"'],
+        ),
+        (with_model(context_tokens=1), ["context_tokens (model demo) must be at least 2, not 1"]),
+        (with_model(device="tpu"), ["device (model demo) must be auto, cpu or cuda, not "]),
         (with_model(source="s3://a/b.gguf"), ["args.models[0].source", "s3:// is not known"]),
         (with_model(source="hf://a"), ["args.models[0].source", "hf://org/repo"]),
         (with_model(source="ollama://a b"), ["args.models[0].source", "'a b'"]),
@@ -148,7 +151,26 @@ def test_defaults_become_options():
         ({"models": {}}, ["args.models must be a list"]),
         ({"on_demand": True}, ["args.on_demand must be an object"]),
         (with_model(defaults={"top_p": 2}), ['option "top_p" is 2']),
-        (with_model(name="no spaces"), ["args.models[0].name"]),
+        (
+            with_model(name="no spaces"),
+            ["args.models[0].name (model no spaces) must be a name such as qwen3", "letters"],
+        ),
+        (with_model(source=""), ["source (model demo) must be a text of at least 1"]),
+        (with_model(min_replicas=1), ["min_replicas (model demo)", "it belongs to `autoscaling`"]),
+        ({"model": [MODEL]}, ["args.model is not a known key; did you mean models?"]),
+        ({"models": [MODEL], "start_timeout_s": 0}, ["start_timeout_s must be above 0, not 0"]),
+        ({"models": [MODEL], "context_tokens": 9}, ["context_tokens", "it belongs to `models`"]),
+        (with_model(entirely_else=1), ["entirely_else (model demo) is not a known key"]),
+        (
+            {"models": [MODEL], "image_urls": {"allowed_hosts": ["https://a.test/"]}},
+            ["args.image_urls.allowed_hosts[0] must be a host such as", 'not "https://a.test/"'],
+        ),
+        (
+            {"on_demand": {"pull_hosts": ["a/b"], "hf_token_for": ["a b"]}},
+            ["pull_hosts[0] must be a host such as", "hf_token_for[0] must be a repository such"],
+        ),
+        ([], ["args must be an object, not []"]),
+        ("x", ['args must be an object, not "x"']),
         ({"models": [MODEL, {**MODEL, "name": "Demo:latest"}]}, ['"Demo:latest"']),
         (
             {"models": [{**MODEL, "name": "x:latest"}, {**MODEL, "name": "x_latest"}]},
@@ -162,7 +184,10 @@ def test_defaults_become_options():
         ),
         (with_model(trace=True), ["args.models[0] (model demo)", "trace needs trace_folder"]),
         (with_model(trace_folder="traces"), ["(model demo)", "absolute path"]),
-        ({"models": [MODEL], "max_image_bytes": 2**26}, ["args.max_image_bytes", "33554432"]),
+        (
+            {"models": [MODEL], "max_image_bytes": 2**26},
+            ["args.max_image_bytes must be at most 33,554,432"],
+        ),
         (
             {"models": [MODEL], "failover": {"retries": 1}},
             ["args.failover.retries ", "did you mean max_retries?"],
@@ -177,7 +202,10 @@ def test_defaults_become_options():
             ["tenant_bytes is larger than max_bytes"],
         ),
         (with_model(source="mod\udce8le.gguf"), ["source (model demo) is not UTF-8"]),
-        (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
+        (
+            with_model(max_image_pixels=0),
+            ["max_image_pixels (model demo) must be at least 1, not 0"],
+        ),
     ],
 )
 def test_an_error_names_the_key(args, messages):

@@ -49,7 +49,7 @@ def test_the_device_of_an_encoder_follows_its_resources(section, device) -> None
     ("section", "message"),
     [
         ({"placment": "pool"}, r"vision\.placment .*did you mean placement\?"),
-        ({"placement": "remote"}, r"vision\.placement .*'pool'"),
+        ({"placement": "remote"}, r"vision\.placement .*must be auto, local or pool"),
         (
             {"placement": "local", "replicas": 2},
             "placement is local, but replicas configures a pool",
