@@ -14,6 +14,7 @@ from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
 from runtime.worker.model import ModelSizes
+from runtime.worker.pooling import Pooler
 from runtime.worker.recorded_steps import recorded_bytes
 from runtime.worker.sampler import Sampler
 from runtime.worker.step_results import result_bytes
@@ -349,7 +350,7 @@ def sampler_bytes(model: ModelSizes, layout: CacheLayout, limits: StepLimits) ->
         rows=limits.draws, context_tokens=context_tokens, vocab_size=vocab_size
     )
     tables = padded * sum(layout.capacity_pages(context_tokens))
-    sums = 4 * slots * model.hidden_size
+    sums = Pooler.state_bytes(slots=slots, hidden=model.hidden_size)
     results = 2 * result_bytes(limits, hidden=model.hidden_size)
     masks = mask_bytes(rows=limits.draws, vocab_size=vocab_size)
     inputs = buffer_bytes(layout, limits, vocab_size)

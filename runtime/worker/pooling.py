@@ -67,22 +67,32 @@ def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> ran
             return range(min(end, max(begin, length - 1)), end)
 
 
+# Multiples in which rows are added. Float64 adds up to 2**53 of them exactly, so that a sum depends
+# neither on the steps into which a text is divided nor on the order of adding.
+_UNIT = 2.0**-30
+
+
 class Pooler:
-    """Float32 sums, one for each slot; the rows of a slot are added in the order of positions."""
+    """Float64 sums, one for each slot, in multiples of `_UNIT`."""
 
     def __init__(self, *, slots: int, hidden: int, device: torch.device) -> None:
-        self._sums = torch.zeros(slots, hidden, dtype=torch.float32, device=device)
+        self._sums = torch.zeros(slots, hidden, dtype=torch.float64, device=device)
+
+    @staticmethod
+    def state_bytes(*, slots: int, hidden: int) -> int:
+        """Bytes of the sums."""
+        return 8 * slots * hidden
 
     def take(self, states: Tensor, parts: Sequence[PooledRows]) -> Tensor | None:
         """states [rows, hidden] -> float32 [n, hidden]: a vector for each part with a divisor; None
         if there are none."""
         vectors = []
         for part in parts:
-            total = states[part.begin : part.end].float().sum(dim=0)
+            total = (states[part.begin : part.end].double() / _UNIT).round_().sum(dim=0)
             if not part.first:
                 total += self._sums[part.slot]
             if part.divisor is None:
                 self._sums[part.slot] = total
             else:
-                vectors.append(total / part.divisor)
+                vectors.append((total * (_UNIT / part.divisor)).float())
         return torch.stack(vectors) if vectors else None

@@ -80,6 +80,20 @@ async def test_a_decoders_vector_agrees_over_any_number_of_steps(decoder, poolin
 
 
 @pytest.mark.parametrize("pooling", Pooling)
+async def test_the_bits_of_a_vector_do_not_depend_on_steps_and_other_requests(
+    decoder, pooling
+) -> None:
+    model, _ = decoder
+    texts = [random_tokens(length, seed=length) for length in (100, 77, 31)]
+    found = []
+    for step_tokens in (13, 40, 256):
+        with running(model, step_tokens=step_tokens) as engine:
+            work = [vector(engine, asked(f"t{i}", t, pooling)) for i, t in enumerate(texts)]
+            found.append([each.tobytes() for each in await asyncio.gather(*work)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("pooling", Pooling)
 @pytest.mark.parametrize("length", [1, 64, 128])
 async def test_an_encoders_vector_agrees(encoder, pooling, length) -> None:
     model, twin = encoder
