@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, UNCHANGED, Normalisation
+from model_zoo.images.normalise import CLIP, STANDARD, UNCHANGED, Normalisation
 from model_zoo.images.prepared import prepare
 from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.lfm2.multimodal import read_processor
@@ -208,12 +208,13 @@ def paddleocr(folder: Path) -> Compared:
 
 
 def idefics3(folder: Path) -> Compared:
-    family, image = TOWERS["idefics3"], picture(36, 36)
-    vision = family.write(folder)
-    keys = {"vision.preproc_image_size": 36}
-    path = rewrite(vision.path, folder / "sized.gguf", own_keys=keys)
-    ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
-    return ours, their_features(text_of(folder, 64), path, image, width=64)[:1]
+    """Two by three tiles, without resizing, and the whole image; Pillow resizes in another order
+    than llama.cpp where rows shrink more than columns."""
+    model, image = VISION_MODELS["idefics3"].write(folder).model, picture(72, 108)
+    prepared = prepare(image, model.vision.processor, tower=b"")
+    ours = encoded(model.tower, prepared.pixels[None], prepared.grid)[0]
+    files = folder / "tiny.gguf", folder / "mmproj-tiny.gguf"
+    return ours, [torch.cat(their_features(*files, image, width=64))]
 
 
 def lfm2(folder: Path) -> Compared:
@@ -231,12 +232,15 @@ def lfm2(folder: Path) -> Compared:
 
 
 def internvl(folder: Path) -> Compared:
-    """llama.cpp puts the class last but does not move the positions: a known defect."""
-    family, image = TOWERS["internvl"], picture(36, 36)
-    vision = family.write(folder, flavour="llama.cpp")
-    shifted = load_tower(family.build, shifted_positions(vision.path, folder / "shifted.gguf"))
-    ours = encoded(shifted, IMAGENET(image)[None, None])[0]
-    return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
+    """Two by three tiles and the whole image; llama.cpp chooses other grids for other shapes. It
+    puts the class last but does not move the positions: a known defect."""
+    model, image = VISION_MODELS["internvl"].write(folder).model, picture(72, 108)
+    files = folder / "tiny.gguf", folder / "mmproj-tiny.gguf"
+    prepared = prepare(image, model.vision.processor, tower=b"")
+    shifted = shifted_positions(files[1], folder / "shifted.gguf")
+    tower = load_tower(TOWERS["internvl"].build, shifted)
+    ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
+    return ours, [torch.cat(their_features(*files, image, width=64))]
 
 
 def llava(folder: Path) -> Compared:
