@@ -124,6 +124,20 @@ def test_deepseekocr2_counts_the_mask_of_many_queries(tmp_path) -> None:
     assert 0 < peak_bytes(recorded) <= tower._reader.nbytes(1360, 1360)
 
 
+@pytest.mark.parametrize(
+    ("family", "keys", "words"),
+    [
+        ("exaone45", {"vision.attention.head_count_kv": 3}, "is 3, which does not divide 4 heads"),
+        ("gemma4_unified", {"vision.image_max_pixels": 301 * 144}, "allows 301 rows, more than"),
+        ("step3vl", {"vision.image_size": 60}, "is 60, no multiple of 16"),
+        ("step3vl", {"vision.projector.scale_factor": 2}, "is 2, where two convolutions mean 4"),
+    ],
+)
+def test_contradictory_settings_are_refused(tmp_path, family, keys, words) -> None:
+    path = TOWERS[family].write(tmp_path).path
+    check_refused(family, changed(path, keys), ModelFileError, words)
+
+
 def test_gemma3_with_exchanged_names_of_the_feed_forward_agrees(tmp_path) -> None:
     """As older converters named the two matrices of a layer."""
     pair = TOWERS["gemma3"].write(tmp_path)
