@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model_zoo.convert.configuration import read_json
 from model_zoo.convert.quantization_methods import StoredForms
-from model_zoo.convert.weight_forms import FLOATS, Form
+from model_zoo.convert.weight_forms import FLOATS, WeightForm
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -57,7 +57,7 @@ class _Composed:
 
     name: str
     shape: tuple[int, ...]
-    form: Form
+    form: WeightForm
     parts: Mapping[str, _Stored]
 
     @property
@@ -207,7 +207,7 @@ def _composed(stored: Mapping[str, _Stored], forms: StoredForms) -> dict[str, _S
 
 
 def _weight(
-    first: str, stored: Mapping[str, _Stored], found: Sequence[tuple[Form, Mapping[str, str]]]
+    first: str, stored: Mapping[str, _Stored], found: Sequence[tuple[WeightForm, Mapping[str, str]]]
 ) -> _Composed:
     """The weight with this first tensor, in the first of the forms `found` that its parts fit."""
     for form, names in found:

@@ -17,9 +17,9 @@ from model_zoo.convert.weight_forms import (
     EXPONENTS,
     FLOATS,
     Blocks,
-    Form,
     Parts,
     Tensors,
+    WeightForm,
 )
 
 _BYTES = frozenset({"U8"})
@@ -27,7 +27,7 @@ _BYTES = frozenset({"U8"})
 _NVFP4_COLUMNS, _MXFP4_COLUMNS, _NVFP4_BLOCK = 16, 32, 64
 
 
-def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 1) -> Form:
+def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 1) -> WeightForm:
     """Numbers of eight bits, scales as in `fits`, and of integers perhaps zero points.
 
     scale: the end of the name of the scales. end: that of the weights that have this form, and
@@ -52,7 +52,7 @@ def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 
         return fitting and are_halves(stated.read())
 
     zero_point = f"{end}_zero_point"
-    return Form(
+    return WeightForm(
         needed={end: EIGHT_BIT_FLOATS | {"I8"}, end + scale: FLOATS | EXPONENTS},
         optional={zero_point: frozenset({"I8"})},
         shape=shape,
@@ -63,9 +63,9 @@ def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 
     )
 
 
-def mxfp4_form(packed: str) -> Form:
+def mxfp4_form(packed: str) -> WeightForm:
     """E2M1 in bytes of a row, with exponents for 32 columns. packed: the end of their name."""
-    return Form(
+    return WeightForm(
         needed={packed: _BYTES, "_scale": EXPONENTS},
         shape=lambda parts: _columns(parts, packed, _MXFP4_COLUMNS),
         numbers=lambda parts: scaled(four_bit_floats(parts[packed]), parts["_scale"]),
@@ -77,7 +77,7 @@ def mxfp4_form(packed: str) -> Form:
     )
 
 
-def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> Form:
+def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> WeightForm:
     """E2M1 in bytes of a row, with scales of E4M3 for 16 columns and one factor, which multiplies
     or `divides`. packed, factor: the ends of their names."""
 
@@ -89,7 +89,7 @@ def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> Form:
         number = parts[factor].float().reshape(1)
         return 1 / number if divides else number
 
-    return Form(
+    return WeightForm(
         needed={packed: _BYTES, "_scale": EIGHT_BIT_FLOATS, factor: FLOATS},
         shape=shape,
         numbers=lambda parts: (

@@ -9,7 +9,7 @@ from torch import Tensor
 from model_zoo.convert.packed_weights import WORD_BITS, awq_integers, from_zero_points, integers
 from model_zoo.convert.scaled_weights import Shape
 from model_zoo.convert.stored_blocks import are_halves, q4_0_rows, q8_0_rows, scales_blocks
-from model_zoo.convert.weight_forms import FLOATS, Blocks, Form, Parts, Tensors, Types
+from model_zoo.convert.weight_forms import FLOATS, Blocks, Parts, Tensors, Types, WeightForm
 
 _WORDS, _INTEGERS = frozenset({"I32"}), frozenset({"I32", "I64"})
 _ZERO_POINT, _GROUPS = "_zero_point", "_g_idx"
@@ -37,7 +37,7 @@ class _Grid:
         )
 
 
-def packed_form(bits: int) -> Form:
+def packed_form(bits: int) -> WeightForm:
     """`pack-quantized` of compressed-tensors: integers in words of a row, and zero points in words
     of a column, which are 2^(bits - 1) if they are not stored."""
 
@@ -67,7 +67,7 @@ def packed_form(bits: int) -> Form:
     )
 
 
-def gptq_form(bits: int, zero_offset: int) -> Form:
+def gptq_form(bits: int, zero_offset: int) -> WeightForm:
     """Integers in words of a column, [in words, out]; zero points in words of a row, [groups, out
     words], to which `zero_offset` is added."""
 
@@ -94,7 +94,7 @@ def gptq_form(bits: int, zero_offset: int) -> Form:
     )
 
 
-def awq_form() -> Form:
+def awq_form() -> WeightForm:
     """Integers of four bits and zero points in words of a row, [in, out words], [groups, out
     words]."""
 
@@ -125,7 +125,7 @@ def _form(
     values: Callable[[Tensors], Tensor],
     grid: Callable[[Tensors], _Grid],
     weight: str = "",
-) -> Form:
+) -> WeightForm:
     """values: int32 [out, in] from 0, of which each has so many bits."""
     first = next(iter(needed))
 
@@ -143,7 +143,7 @@ def _form(
         found, scale = values(parts), grid(parts).scale
         return q4_0_rows(found, scale) if bits == 4 else q8_0_rows(found - 128, scale)
 
-    return Form(
+    return WeightForm(
         needed=needed,
         optional=optional,
         shape=shape,

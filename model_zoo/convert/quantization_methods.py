@@ -8,7 +8,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.float_forms import mxfp4_form, nvfp4_form, scaled_form
 from model_zoo.convert.integer_forms import awq_form, gptq_form, packed_form
 from model_zoo.convert.scaled_weights import Block
-from model_zoo.convert.weight_forms import Form
+from model_zoo.convert.weight_forms import WeightForm
 from runtime.errors import UnsupportedModelError
 
 Settings = Mapping[str, Any]
@@ -37,7 +37,7 @@ _UNUSED = (
 class StoredForms:
     """The forms of a checkpoint's weights, and ends of names of tensors to ignore."""
 
-    forms: Sequence[Form]
+    forms: Sequence[WeightForm]
     unused: tuple[str, ...] = ()
 
 

@@ -51,7 +51,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class WeightForm:
     """A form of a weight. The names of its parts have a common beginning and an end of their own.
 
     needed, optional: the ends, and the types of these parts; the first of `needed` has the weight's
