@@ -132,6 +132,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),
+    Family("laguna", ("laguna",), pre_tokenizer="laguna"),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
     Family(
         "llama",

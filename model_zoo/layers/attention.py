@@ -19,7 +19,7 @@ from runtime.kernels.attention import Distances, Scoring, attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
 from runtime.kernels.experts import weighted_sum
-from runtime.kernels.pointwise import contiguous, scale_, sigmoid, sigmoid_mul
+from runtime.kernels.pointwise import Gate, contiguous, curve_alone, scale_, sigmoid_mul
 from runtime.kv.spec import LayerCache
 
 # Norms of queries and keys before the rotation.
@@ -51,7 +51,8 @@ class AttentionOptions:
     output: name of the output projection. output_scale: factor of its results.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
-    output_gate: where the file has gates, by whose sigmoids the outputs of heads are multiplied.
+    output_gate: where the file has gates, by whose curves the outputs of heads are multiplied.
+    gate: the curve of these gates.
     """
 
     scale: float | None = None
@@ -71,6 +72,7 @@ class AttentionOptions:
     stores: bool = True
     keys_as_values: bool = False
     output_gate: OutputGate | None = None
+    gate: Gate = sigmoid_mul
 
 
 class SelfAttention:
@@ -145,7 +147,7 @@ class SelfAttention:
             attended = step.kept(unrounded(attended))
         if gates is not None:
             gates = step.kept(contiguous(gates).flatten(1))
-            attended = _gated(gates, unrounded(attended))
+            attended = _gated(self._options.gate, gates, unrounded(attended))
         if norm is not None:
             attended = norm(unrounded(attended))
         result = self._output(attended)
@@ -183,12 +185,13 @@ class SelfAttention:
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
 
 
-def _gated(gates: Tensor, attended: Tensor) -> Tensor:
-    """attended [tokens, n] times the sigmoids of gates, [tokens, n] or [tokens, heads]."""
+def _gated(gate: Gate, gates: Tensor, attended: Tensor) -> Tensor:
+    """attended [tokens, n] times the curve of gates, [tokens, n] or [tokens, heads]."""
     if gates.shape == attended.shape:
-        return sigmoid_mul(gates, attended)
+        return gate(gates, attended)
     pairs, size = gates.numel(), attended.shape[1] // gates.shape[1]
-    each = weighted_sum(attended.view(pairs, 1, size), sigmoid(gates).view(pairs, 1))
+    curved = curve_alone(gate, gates)
+    each = weighted_sum(attended.view(pairs, 1, size), curved.view(pairs, 1))
     return each.view(attended.shape)
 
 

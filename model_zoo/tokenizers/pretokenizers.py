@@ -139,6 +139,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
         "deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"
         " bailingmoe2 llada-moe"
     ),
+    PreTokenizer((r"(?:\r?\n)+(?!\r?\n)", _QWEN2)): "laguna",
     PreTokenizer((_QWEN35,), nfc=True): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",

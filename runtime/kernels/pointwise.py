@@ -14,10 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
-# only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, *_OTHERS = range(9)
-_RELU_SQUARED, _STRAIGHT, _RELU, _SOFTCAP = _OTHERS
+# Curves of caravan_gate in cpu/pointwise.c and `curved` in triton/curves.py, but for _SOFTCAP.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, *_OTHERS = range(10)
+_RELU_SQUARED, _STRAIGHT, _RELU, _SOFTCAP, _SOFTPLUS = _OTHERS
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -50,8 +49,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x [..., hidden] -> (x - mean) / sqrt(variance + eps) * weight + bias, in x's type.
 
     For x [..., n, hidden], weight and bias may be [n, hidden]. Computed in float32. Ba, Kiros and
-    Hinton, "Layer Normalization".
-    """
+    Hinton, "Layer Normalization"."""
     _check_parts(x, weight)
     if x.device.type != "cpu" or (kernels := library()) is None:
         if has_kernels(x.device):
@@ -73,8 +71,7 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (2i, 2i + 1) of each head by the angle of frequency i.
 
     x [tokens, heads, dim], cos and sin [tokens, rotated / 2] -> like x. Dimensions from `rotated`
-    on are copied. Su et al., "RoFormer", in the order of the original weights.
-    """
+    on are copied. Su et al., "RoFormer", in the order of the original weights."""
     return _rope(x, cos, sin, halves=False)
 
 
@@ -118,6 +115,11 @@ def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _gate(_SIGMOID, gate, up)
 
 
+def softplus_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """log(1 + e^gate) * up, likewise."""
+    return _gate(_SOFTPLUS, gate, up)
+
+
 def mul(gate: Tensor, up: Tensor) -> Tensor:
     """gate * up, likewise."""
     return _gate(_STRAIGHT, gate, up)
@@ -148,9 +150,9 @@ def gelu_quick(x: Tensor) -> Tensor:
     return _gate(_GELU_QUICK, x, None)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x), likewise."""
-    return _gate(_SIGMOID, x, None)
+def curve_alone(gate: Gate, x: Tensor) -> Tensor:
+    """The curve of one of the functions above, likewise: sigmoid(x) for `sigmoid_mul`."""
+    return _gate(_CURVES[gate], x, None)
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -455,22 +457,21 @@ def softcap_twin(x: Tensor, cap: float) -> Tensor:
     return (x.float() / cap).tanh_().mul_(cap).to(x.dtype)
 
 
+_CURVED: Mapping[int, Callable[[Tensor], Tensor]] = {
+    _SILU: F.silu,
+    _GELU: partial(F.gelu, approximate="tanh"),
+    _GELU_ERF: F.gelu,
+    _GELU_QUICK: lambda x: x * torch.sigmoid(1.702 * x),
+    _SIGMOID: torch.sigmoid,
+    _RELU_SQUARED: lambda x: x.relu().square(),
+    _STRAIGHT: lambda x: x,
+    _RELU: torch.relu,
+    _SOFTPLUS: F.softplus,
+}
+
+
 def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
-    wide = gate.float()
-    if curve == _SILU:
-        curved = F.silu(wide)
-    elif curve == _SIGMOID:
-        curved = torch.sigmoid(wide)
-    elif curve == _GELU_QUICK:
-        curved = wide * torch.sigmoid(1.702 * wide)
-    elif curve == _RELU_SQUARED:
-        curved = wide.relu().square()
-    elif curve == _RELU:
-        curved = wide.relu()
-    elif curve == _STRAIGHT:
-        curved = wide
-    else:
-        curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
+    curved = _CURVED[curve](gate.float())
     return (curved if up is None else curved * up.float()).to(gate.dtype)
 
 
@@ -481,9 +482,12 @@ gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 relu_mul_twin = partial(_gate_twin, _RELU)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+softplus_mul_twin = partial(_gate_twin, _SOFTPLUS)
 relu_squared_mul_twin = partial(_gate_twin, _RELU_SQUARED)
 mul_twin = partial(_gate_twin, _STRAIGHT)
 
+# 1 / (1 + e^-x), in x's type; computed in float32.
+sigmoid = partial(curve_alone, sigmoid_mul)
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,
     gelu_mul: _GELU,
@@ -492,4 +496,5 @@ _CURVES: Mapping[Gate, int] = {
     relu_mul: _RELU,
     relu_squared_mul: _RELU_SQUARED,
     sigmoid_mul: _SIGMOID,
+    softplus_mul: _SOFTPLUS,
 }

@@ -146,15 +146,15 @@ def test_norms_of_many_rows_are_not_rounded(summed: bool, launches: list[str]) -
     assert launches == ["add_norm_kernel" if summed else "norm_kernel", "norm_kernel"]
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid", "softplus"])
 @pytest.mark.parametrize("make", [noise, parts])
 def test_gates(name: str, make, launches: list[str]) -> None:
     gate, up = make(3, 1500), make(3, 1500)
     gate[0, :3] = torch.tensor([-200.0, 200.0, 0.0])
-    twin = getattr(pointwise, f"{name}_mul_twin")
+    gated, twin = (getattr(pointwise, f"{name}_mul{end}") for end in ("", "_twin"))
     for got, expected in (
-        (getattr(pointwise, f"{name}_mul")(gate, up), twin(gate, up)),
-        (getattr(pointwise, name)(gate), twin(gate)),
+        (gated(gate, up), twin(gate, up)),
+        (pointwise.curve_alone(gated, gate), twin(gate)),
     ):
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-5)
     assert launches == ["gate_kernel"] * 2

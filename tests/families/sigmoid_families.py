@@ -7,6 +7,7 @@ from transformers import (
     Dots1Config,
     Glm4MoeConfig,
     HYV3Config,
+    LagunaConfig,
     MiMoV2FlashConfig,
     MiniMaxM2Config,
     SolarOpenConfig,
@@ -153,6 +154,62 @@ FAMILIES: Mapping[str, TextFamily] = {
                     expert_weights_norm expert_weights_scale leading_dense_block_count
                 """,
                 optional_tensors="blk.1.exp_probs_b blk.2.exp_probs_b",
+            ),
+        ),
+    ),
+    "laguna": TextFamily(
+        LagunaConfig,
+        SIZES
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "num_attention_heads_per_layer": [4, 6, 6, 6],
+            "sliding_window": 9,
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "moe_routed_scaling_factor": 2.5,
+        },
+        {
+            "plain": {},
+            "gates_of_elements_without_windows": {
+                "num_hidden_layers": 3,
+                "layer_types": ["full_attention"] * 3,
+                "num_attention_heads_per_layer": None,
+                "mlp_layer_types": ["dense", "dense", "sparse"],
+                "gating": "per-element",
+            },
+            "yarn": {
+                "rope_parameters": {
+                    "full_attention": YARN["rope_parameters"] | {"partial_rotary_factor": 0.5},
+                    "sliding_attention": {
+                        "rope_type": "default",
+                        "rope_theta": 500.0,
+                        "partial_rotary_factor": 0.75,
+                    },
+                },
+            },
+            "window_in_the_first_layer": {"layer_types": ["sliding_attention"] * 4},
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+            "expert_weights_norm": False,
+            "rope.dimension_count_swa": 16,
+            "rope.freq_base_swa": 500.0,
+        },
+        refused=(({"rope.dimension_count_swa": 17}, "is 17; it must be even"),),
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.sliding_window expert_feed_forward_length expert_gating_func
+                    expert_weights_norm expert_weights_scale rope.dimension_count_swa
+                    rope.freq_base_swa
+                """,
+                optional_tensors=" ".join(f"blk.{n}.exp_probs_b.bias" for n in (1, 2, 3)),
             ),
         ),
     ),

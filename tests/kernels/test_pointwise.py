@@ -48,8 +48,8 @@ CURVES = {
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
 }
-GATES_ALONE = ("relu",)  # no activation without a gate
 every_curve = pytest.mark.parametrize("curve", CURVES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -162,9 +162,14 @@ def test_gates_agree_with_torch(shape: tuple[int, ...], curve: str, dtype: torch
     tolerance = {"rtol": 1e-5, "atol": atol} if dtype == torch.float32 else {}
     for gated in (getattr(pointwise, f"{curve}_mul"), getattr(pointwise, f"{curve}_mul_twin")):
         torch.testing.assert_close(gated(gate, up), (bent * up.double()).to(dtype), **tolerance)
-    if curve not in GATES_ALONE:
-        for alone in (getattr(pointwise, curve), getattr(pointwise, f"{curve}_mul_twin")):
-            torch.testing.assert_close(alone(gate), bent.to(dtype), **tolerance)
+    activation = getattr(pointwise, curve, None)  # some gates have none of their name
+    alone = pointwise.curve_alone(getattr(pointwise, f"{curve}_mul"), gate)
+    for got in (
+        alone,
+        getattr(pointwise, f"{curve}_mul_twin")(gate),
+        *((activation(gate),) if activation else ()),
+    ):
+        torch.testing.assert_close(got, bent.to(dtype), **tolerance)
 
 
 @every_curve

@@ -93,6 +93,8 @@ UNKNOWN = {
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
     # Experts of groups compute from the results of the others.
     "grovemoe": "plain",
+    # Layers without a window elsewhere than first of each four.
+    "laguna": "window_in_the_first_layer",
     # Another base of rotation in layers with a window.
     "mellum": "plain",
     # Windows in all layers.

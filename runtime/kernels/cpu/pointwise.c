@@ -172,7 +172,7 @@ EXPORT void caravan_angles(const int64_t *positions, const int64_t *axes, const 
 
 enum {
     SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4, RELU_SQUARED = 5, STRAIGHT = 6,
-    RELU = 7,
+    RELU = 7, SOFTPLUS = 9,
 };
 
 INLINE v16 curve(const int kind, v16 x) {
@@ -183,6 +183,7 @@ INLINE v16 curve(const int kind, v16 x) {
     if (kind == RELU_SQUARED) return v_relu_squared(x);
     if (kind == STRAIGHT) return x;
     if (kind == RELU) return v_max(v_zero(), x);
+    if (kind == SOFTPLUS) return v_softplus(x);
     return v_times_logistic(x, v_mul(x, v_all(1.702f)));
 }
 
@@ -219,6 +220,7 @@ static void gate_chunks(const void *job, const items *mine) {
         case GELU_QUICK: gate_chunk(GELU_QUICK, g, u, some, to); break;
         case SIGMOID: gate_chunk(SIGMOID, g, u, some, to); break;
         case RELU_SQUARED: gate_chunk(RELU_SQUARED, g, u, some, to); break;
+        case SOFTPLUS: gate_chunk(SOFTPLUS, g, u, some, to); break;
         case RELU: gate_chunk(RELU, g, u, some, to); break;
         case STRAIGHT: gate_chunk(STRAIGHT, g, u, some, to); break;
         }

@@ -94,6 +94,8 @@ def curved(x, CURVE: tl.constexpr):
         return positive * positive
     elif CURVE == 7:
         return tl.where(x < 0.0, 0.0, x)
+    elif CURVE == 9:
+        return softplus(x)
     else:
         return x
 

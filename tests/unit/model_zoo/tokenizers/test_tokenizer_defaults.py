@@ -67,6 +67,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("hunyuan_vl", (), "hunyuan-dense"),
         ("hy_v3", (), "hunyuan-dense"),
         ("jais2", (), "jais-2"),
+        ("laguna", (), "laguna"),
         ("lfm2", (), "llama-bpe"),
         ("kimi-linear", (), "kimi-k2"),
         ("llama4", (), "llama4"),
