@@ -235,7 +235,7 @@ class Sequence:
         """Length of its shortest possible chunk: one token, or an image that must stay whole."""
         start = self.launched
         here = images_within(self.spans, start, start + 1)
-        return next((s.end - start for s in here if s.whole and s.start == start), 1)
+        return next((s.end - start for s in here if s.whole), 1)
 
     def cut_to_whole_images(self, count: int) -> int:
         """`count` tokens from `launched` on, fewer if the step would split a whole image."""

@@ -97,6 +97,12 @@ def asked(count: int, keep: int = KEEP, **more) -> GenerationRequest:
     )
 
 
+def test_no_step_computes_what_would_follow_the_longest_answer() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(asked(1))
+    assert scheduler.plan() is not None and scheduler.plan() is None
+
+
 def naive(count: int, keep: int = KEEP) -> tuple[list[int], int]:
     """The answer of the fake model from what is in the context, and the number of shifts."""
     tokens, answer, shifts = list(PROMPT), list[int](), 0

@@ -146,6 +146,19 @@ def test_short_prompts_leave_a_slot_to_a_long_one_that_they_pass() -> None:
     assert prompt_chunks(scheduler) == [("long", 29), ("similar", 9)]
 
 
+def test_they_leave_it_although_one_of_them_is_cached() -> None:
+    """It needs fewer rows than were left to it; the others need its slot."""
+    scheduler = scheduler_of(pages=600, slots=4, step_tokens=40)
+    scheduler.add(request("a", 20, count=1))
+    assert prompt_chunks(scheduler) == [("a", 20)]
+    scheduler.add(request("long", 400))
+    assert prompt_chunks(scheduler) == [("long", 40)]
+    for name, length in (("similar", 300), ("b", 20), ("cc", 12), ("ddd", 12)):
+        scheduler.add(request(name, length))
+    assert prompt_chunks(scheduler) == [("long", 20), ("b", 4), ("cc", 12)]
+    assert ids(scheduler) == ["similar", "ddd"]
+
+
 def test_prefixes_of_prompts_that_wait_are_looked_up_once(monkeypatch) -> None:
     """One in each step, because that may take long."""
     looked_up, search = Counter[str](), KVCacheManager.cached_prefix

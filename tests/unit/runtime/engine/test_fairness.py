@@ -47,6 +47,13 @@ def test_a_returning_tenant_has_its_turn_after_the_others() -> None:
     assert list(queue) == [("b", 1), ("a", 2), ("b", 2)]
 
 
+def test_a_tenant_without_items_keeps_no_turn() -> None:
+    queue = queue_of(("a", 1), ("b", 1))
+    queue.remove("a", ("a", 1))
+    queue.add("a", ("a", 2))
+    assert list(queue) == [("b", 1), ("a", 2)]
+
+
 def test_items_may_be_served_or_skipped_while_the_queue_is_iterated() -> None:
     queue = queue_of(("a", 1), ("a", 2), ("b", 1), ("b", 2))
     seen = []

@@ -177,6 +177,16 @@ def test_rows_are_divided_for_the_most_tokens_per_unit_of_time() -> None:
     assert 100 < divided < 190
 
 
+def test_the_steps_of_a_single_stream_do_not_overlap() -> None:
+    costs = StepCosts()
+    for rows in [*range(1, 16)] * 2:
+        costs.observe(rows, 1000 + 20 * rows)
+    unsure = ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8)
+    for rows, proposes in ((1, True), (2, False)):
+        step = PlannedStep(costs, rows=rows, tokens=rows, room=8, overlaps=True)
+        assert any(step.divided([unsure])) == proposes
+
+
 @pytest.mark.parametrize("room", [3, 8, 100])
 def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
     """A sequence that proposes takes part in every other step only."""

@@ -75,6 +75,24 @@ def test_copies_that_take_longer_than_computing_are_not_made() -> None:
     assert dear.host_store.stored == before
 
 
+@pytest.mark.parametrize(("speed", "cached"), [(350.0, 24), (450.0, 4)])
+def test_what_the_device_still_has_pays_no_copy(speed: float, cached: int) -> None:
+    """20 of 24 tokens are on the host only, in five pages of 100 bytes: 500 take 0.05 s."""
+    manager = managed(20, costs=1e4)
+    compute_in_turn(manager, PROMPTS[:2])
+    manager.note_prefill_speed(speed)
+    assert manager.cached_prefix(sequence_of(PROMPTS[0])) == cached
+
+
+def test_states_do_not_count_for_the_copies_of_pages() -> None:
+    """Four tokens take 0.027 s, and the 100 bytes of their page 0.02 s there and back."""
+    manager = managed(20, [Full(), Recurrent()], costs=1e4)
+    manager.note_prefill_speed(150.0)
+    compute_in_turn(manager, PROMPTS)
+    kinds = {copy.kind for copy in manager.take_copies() if copy.group == 0}
+    assert kinds == {CopyKind.TO_HOST}
+
+
 def test_another_salt_finds_nothing_on_the_host() -> None:
     manager = managed(40)
     compute_in_turn(manager, PROMPTS, b"a")

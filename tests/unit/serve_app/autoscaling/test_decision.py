@@ -156,13 +156,13 @@ def test_a_replica_that_has_stopped_reporting_is_not_idle():
 
 @pytest.mark.parametrize(
     ("metrics", "delay_s", "expected"),
-    [((queued(20_000),), 4, 4), ((IDLE, IDLE), 60, 1)],
+    [((queued(20_000),), 4, 4), ((IDLE, IDLE), 60, 1), ((IDLE,), 60, 0)],
 )
 def test_delays_continue_when_the_clock_is_set_back(metrics, delay_s, expected):
     state, count, decisions = ScalingState(), len(metrics), []
     half = delay_s // 2
     for now in [*range(9000, 9000 + half + 1), *range(delay_s)]:
-        observed = observe(*metrics, now=float(now), min_replicas=1)
+        observed = observe(*metrics, now=float(now), min_replicas=min(1, expected))
         target, state = decide(RULES, observed, state)
         decisions.append(target)
     # No time passes between the decision at 9000 + half and the one at 0.

@@ -102,6 +102,16 @@ async def test_only_a_part_of_the_budget_waits_beside_it() -> None:
         (await each).close()
 
 
+async def test_a_request_whose_turn_it_is_need_not_find_room_to_wait() -> None:
+    queue = Queue()
+    first = await queue.ask(60, "flood")
+    waiting = queue.ask(50, "flood")
+    await settled()
+    (await queue.ask(40, "other", limited=True)).close()
+    first.close()
+    (await waiting).close()
+
+
 @pytest.mark.parametrize("served", [False, True])
 async def test_a_request_that_leaves_takes_no_memory(served: bool) -> None:
     queue = Queue()

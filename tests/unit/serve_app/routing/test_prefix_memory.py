@@ -101,6 +101,14 @@ def test_a_prefix_unused_for_as_many_tokens_as_the_cache_holds_counts_as_evicted
     assert known.holders(used, limit=4) == ["a"]
 
 
+def test_a_shorter_prefix_is_found_where_the_longest_counts_as_evicted():
+    known = memory("a", "b", cache_tokens=1000)
+    known.record("a", path_hashes([0, 1, 2]))
+    known.set_clock("a", computed_tokens=1001, cache_tokens=1000)
+    known.record("b", path_hashes([0]))
+    assert known.holders(path_hashes([0, 1, 2]), limit=4) == ["b"]
+
+
 def test_a_replica_without_a_prefix_cache_holds_nothing():
     known = memory("a", cache_tokens=0)
     known.record("a", hash_prefixes(TEXT))
