@@ -232,7 +232,7 @@ class Engine:
         """Requests with images, and resumed ones, do not count: they wait for more than a slot."""
         live.first_token = now
         request = live.sequence.request
-        if live.first_step is not None and not request.images and request.resume is None:
+        if not request.images and request.resume is None:
             self._throughput.first_tokens += 1
 
     def _retire(self, plan: StepPlan, launched: Any) -> None:

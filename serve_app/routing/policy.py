@@ -124,7 +124,7 @@ class _Replica:
         computed since at `tokens_per_s`. Assigned tokens count as being computed only from the time
         of the last assignment."""
         reported_at = now if self.reported_at is None else self.reported_at
-        last = max(reported_at, self.assigned[-1][0]) if self.assigned else reported_at
+        last = self.assigned[-1][0] if self.assigned else reported_at
         queued = max(0.0, self.load.queued_tokens - tokens_per_s * (last - reported_at))
         return max(0.0, queued + self.assigned_tokens - tokens_per_s * (now - last))
 

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,6 +173,27 @@ async def test_leaving_a_stream_frees_its_slot_and_pages() -> None:
         await until(lambda: engine.statistics().running == 0)
         assert engine.statistics().pages_owned == 0
         assert (await collect(engine, request("b"))).finish is FinishReason.LENGTH
+
+
+async def test_a_tenant_still_has_its_other_streams_when_it_leaves_one() -> None:
+    gate = threading.Semaphore(0)
+    limits = replace(LIMITS, max_live=4, slots=0)
+    with running(PretendRunner(gate.acquire), limits) as engine:
+        reads = [
+            asyncio.create_task(collect(engine, request("x" * n, tenant="a"))) for n in (1, 2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            engine.check_room("a")
+        reads[0].cancel()
+        await asyncio.wait(reads[:1])
+        engine.check_room("a")
+        reads.append(asyncio.create_task(collect(engine, request("xxx", tenant="a"))))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            engine.check_room("a")
+        gate.release(100)
+        await asyncio.gather(*reads[1:])
 
 
 async def test_a_slow_reader_gets_one_merged_delta() -> None:

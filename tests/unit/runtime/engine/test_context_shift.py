@@ -152,6 +152,8 @@ def test_an_answer_ends_with_the_context_unless_this_shifts() -> None:
     admitted = admissible(shifting, LIMITS, live=0)
     assert admitted.stop.max_tokens == 1000
     assert admitted.shift == ContextShift(LIMITS.context_tokens, KEEP)
+    shorter = replace(long, shift=ContextShift(CONTEXT, KEEP))
+    assert admissible(shorter, LIMITS, live=0).shift == shorter.shift
     [box] = run(engine, admissible(long, LIMITS, live=0))
     assert whole(box).finish is FinishReason.LENGTH
     assert engine.statistics().shifts_total == 0

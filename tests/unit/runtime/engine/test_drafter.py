@@ -10,11 +10,17 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.engine.drafter import Drafter, DraftLimits
-from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
+from runtime.engine.request import (
+    DrawFailure,
+    GenerationRequest,
+    Result,
+    SamplingParams,
+    StopRules,
+)
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
-from runtime.engine.step_plan import Chunk, StepPlan
+from runtime.engine.step_plan import Chunk, PageWrite, StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
 from tests.unit.runtime.engine.pretend_device import VOCABULARY, Launched, PretendDevice, mix
@@ -176,27 +182,27 @@ def test_drafts_are_those_of_the_model_alone(depth: int) -> None:
 
 
 class LoadedSampling:
-    """A runner that keeps the sampling parameters that steps load."""
+    """A runner that keeps the sampling parameters that steps load, and their page writes. From the
+    draw `fails_at` on, nothing can be drawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails_at: int = 10**6) -> None:
         self.loaded: list[SamplingParams] = []
+        self.writes: list[tuple[PageWrite, ...]] = []
+        self.left = fails_at
 
     def launch(self, plan: StepPlan) -> StepPlan:
         self.loaded += [load.sampling for load in plan.slot_loads]
+        self.writes.append(plan.page_writes)
         return plan
 
     def collect(self, launched: StepPlan) -> tuple[Result, ...]:
-        return results(launched)
+        self.left -= sum(chunk.samples for chunk in launched.chunks)
+        failure = DrawFailure("not finite")
+        return results(launched) if self.left >= 0 else (failure,) * len(launched.chunks)
 
 
-def words(*tokens: int, count: int) -> bytes:
-    return sum(1 << token for token in tokens).to_bytes(4 * count, "little")
-
-
-def drafted_with(**given) -> SamplingParams | None:
-    """The parameters with which a draft model of 40 tokens drafts for one of 100; None if it does
-    not draft."""
-    runner, manager = LoadedSampling(), KVCacheManager([Full()], [9], page_tokens=4)
+def drafter_of(runner: LoadedSampling) -> Drafter:
+    """With a draft model of 40 tokens for one of 100."""
     limits = DraftLimits(
         step_tokens=8,
         draws=4,
@@ -205,9 +211,38 @@ def drafted_with(**given) -> SamplingParams | None:
         vocab_size=40,
         target_vocab_size=100,
     )
-    drafter = Drafter(runner, manager, limits)
-    asked = GenerationRequest("a", (1, 2), StopRules(9), SamplingParams(logprobs=1, **given))
-    sequence = Sequence(asked, [1, 2], slot=0)
+    return Drafter(runner, KVCacheManager([Full()], [9], page_tokens=4), limits)
+
+
+def running(*tokens: int, **sampling) -> Sequence:
+    request = GenerationRequest("a", tokens, StopRules(9), SamplingParams(**sampling))
+    return Sequence(request, list(tokens), slot=0)
+
+
+def test_a_draft_ends_before_a_token_that_cannot_be_sampled() -> None:
+    drafter, one = drafter_of(LoadedSampling(fails_at=2)), running(1)
+    assert [len(draft) for draft in drafter.draft({one: 4}).values()] == [2]
+
+
+def test_page_writes_of_a_sequence_that_has_left_its_slot_are_not_made() -> None:
+    """The second one adopts cached pages, but cannot draft."""
+    runner = LoadedSampling()
+    drafter, known = drafter_of(runner), range(1, 9)
+    for last in (9, 40, 10):
+        drafter.draft({running(*known, last): 2})
+        drafter.keep(())
+    places = [(write.slot, write.index) for write in runner.writes[-2]]
+    assert len(places) == len(set(places)) > 0
+
+
+def words(*tokens: int, count: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(4 * count, "little")
+
+
+def drafted_with(**given) -> SamplingParams | None:
+    """The parameters with which the draft model drafts; None if it does not."""
+    runner = LoadedSampling()
+    drafter, sequence = drafter_of(runner), running(1, 2, logprobs=1, **given)
     drafts = drafter.draft({sequence: 2})
     assert (sequence in drafts) == (drafter.room(sequence) > 0) == bool(runner.loaded)
     return runner.loaded[0] if runner.loaded else None

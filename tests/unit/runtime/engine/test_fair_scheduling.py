@@ -125,6 +125,15 @@ def test_rows_left_to_short_prompts_are_not_taken_by_proposals() -> None:
     assert prompt_chunks(scheduler) == [("long", 27), ("bb", 12)]
 
 
+def test_a_prompt_gets_the_rows_that_proposals_leave() -> None:
+    scheduler = scheduler_of(step_tokens=8)
+    stream = scheduler.add(request("a", 3, count=20))
+    assert prompt_chunks(scheduler) == [("a", 3)]
+    stream.propose((7, 7, 7, 7))
+    scheduler.add(request("bb", 8))
+    assert prompt_chunks(scheduler) == [("bb", 3)]
+
+
 def test_rows_of_a_prompt_are_left_to_none_of_lower_priority() -> None:
     scheduler = scheduler_of(pages=600, slots=9, step_tokens=40)
     scheduler.add(request("long", 400))

@@ -311,6 +311,20 @@ def run(scheduler: Scheduler, depth: int) -> None:
         list(scheduler.retire(step, tuple(Sampled(1) if c.samples else None for c in step.chunks)))
 
 
+def test_a_draft_model_takes_memory_from_the_cache():
+    draft = SimpleNamespace(
+        weight_bytes=5000, fixed_bytes=9000, cache_bytes=lambda tokens: 10 * tokens
+    )
+    alone, memory = plan(), plan(draft=draft)
+    assert memory.draft_bytes == 9000 + 10 * memory.cache_tokens
+    for one in (alone, memory):
+        parts = one.weight_bytes + one.step_bytes + one.vision_bytes + one.cache_bytes
+        assert one.reserved_bytes == parts + one.draft_bytes
+    need = memory.reserved_bytes
+    assert plan(draft=draft, memory_bytes=need).cache_tokens == memory.cache_tokens
+    assert plan(draft=draft, memory_bytes=need - 9000).cache_tokens < memory.cache_tokens
+
+
 def test_available_memory_is_a_plausible_number_of_bytes():
     assert 10**7 < available_bytes(CPU) < 10**14
 

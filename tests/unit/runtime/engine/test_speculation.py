@@ -187,6 +187,12 @@ def test_the_steps_of_a_single_stream_do_not_overlap() -> None:
         assert any(step.divided([unsure])) == proposes
 
 
+def test_a_proposal_takes_rows_and_adds_the_tokens_that_are_expected_of_it() -> None:
+    step = PlannedStep(StepCosts(), rows=4, tokens=4, room=8)
+    step.take(ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8), 2)
+    assert (step.rows, step.room, step.tokens) == (6, 6, 4 + 0.5 + 0.25)
+
+
 @pytest.mark.parametrize("room", [3, 8, 100])
 def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
     """A sequence that proposes takes part in every other step only."""

@@ -184,6 +184,10 @@ def test_requests_queued_while_replicas_start_add_no_more_replicas():
     assert decide(NO_DELAY, full, state)[0] == 4
 
 
+def test_more_replicas_than_the_maximum_are_reduced_at_once():
+    assert decided(IDLE, target=12) == 10
+
+
 def test_a_replica_without_a_report_counts_as_starting():
     assert decided(queued(40_000), None) == 2
     assert decided(None, target=1, min_replicas=1) == 1

@@ -13,7 +13,7 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.config.options import Options
-from serve_app.gateway.allowed_models import ALL_MODELS
+from serve_app.gateway.allowed_models import ALL_MODELS, AllowedModels
 from serve_app.gateway.model_registry import LOADED_LIFE_S, ModelRegistry, ServedModel
 from serve_app.messages.listing import ListedModel
 from serve_app.transport.generation import generation_server
@@ -131,6 +131,16 @@ async def test_models_without_replicas_are_listed():
     await pass_time(2 * LOADED_LIFE_S)
     assert await models.listed(ALL_MODELS) == [started]
     assert await models.loaded(ALL_MODELS) == []
+
+
+async def test_models_that_are_not_allowed_are_neither_found_nor_listed():
+    models = registry(OneReplica(UNREACHABLE))
+    for pattern, names in (("d*", ["demo"]), ("other", [])):
+        allowed = AllowedModels((pattern,))
+        assert [each.name for each in await models.listed(allowed)] == names
+        assert [each.model.name for each in await models.loaded(allowed)] == names
+    with pytest.raises(ModelNotFoundError):
+        await models.find("demo", allowed)
 
 
 async def test_loaded_models_of_silent_replicas_are_those_last_reported():

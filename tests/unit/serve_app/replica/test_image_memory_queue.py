@@ -124,6 +124,7 @@ async def test_a_request_that_leaves_takes_no_memory(served: bool) -> None:
     first.close()
     (await other).close()
     assert leaving.cancelled() and queue.cache.used_bytes == 0
+    assert len(queue._queue._waiting) == 0
 
 
 async def test_pixels_that_do_not_fit_yet_are_waited_for_without_holding_files() -> None:

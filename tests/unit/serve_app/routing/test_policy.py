@@ -139,6 +139,17 @@ def test_the_rate_of_starts_is_measured_while_requests_wait_for_slots():
     assert counts["quick"] == 8
 
 
+def test_the_rate_of_starts_is_not_measured_while_slots_are_free():
+    """Both start ten requests a second when full; one was not full for a long time."""
+    full = {"running": 16, "waiting": 1}
+    choices = policy(dict.fromkeys(("steady", "rested"), busy(0, **full)))
+    for now, steady, rested in ((1.0, 9, 10), (2.0, 18, None), (99.0, 891, 10), (100.0, 900, 20)):
+        choices.report("steady", busy(0, **full, started=steady), now=now)
+        known = busy(0) if rested is None else busy(0, **full, started=rested)
+        choices.report("rested", known, now=now)
+    assert choices.choose(prompt("a"), now=100.0) == "rested"
+
+
 def test_requests_assigned_here_count_before_the_replica_reports_them():
     choices = policy(dict.fromkeys(names(4), IDLE))
     chosen = [choices.choose(prompt(f"{n}", 800), now=0.01 * n) for n in range(4)]
@@ -383,6 +394,14 @@ def test_a_new_replica_gets_about_half_of_the_queue(asked):
     gone = [n for n in asked if moved(choices, [n]) == ["new"]]
     assert 8 <= len(gone) <= 15 and 0 not in gone
     assert moved(choices, asked) == [None] * 30, "no request moves back"
+
+
+def test_a_request_stays_when_most_of_what_was_ahead_of_it_is_computed():
+    """Of 30 seconds 20 have passed; those that arrived later wait as long as before."""
+    choices = queued(30)
+    choices.report("old", busy(10_000, computed_tokens=20_000), now=20.0)
+    choices.add("new")
+    assert moved(choices, [20, 29], now=20.0) == [None, "new"]
 
 
 def test_requests_behind_a_moved_one_advance():

@@ -85,6 +85,9 @@ def test_a_removed_replica_holds_nothing():
     assert known.held_tokens("b", hashes) == 0
     known.remove("a")
     assert known.holders(hashes, limit=4) == []
+    entries = known._entries
+    known.record("a", hashes)  # a late report
+    assert known._entries == entries
 
 
 def test_a_prefix_unused_for_as_many_tokens_as_the_cache_holds_counts_as_evicted():
