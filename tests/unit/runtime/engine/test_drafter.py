@@ -224,6 +224,10 @@ def test_a_draft_ends_before_a_token_that_cannot_be_sampled() -> None:
     assert [len(draft) for draft in drafter.draft({one: 4}).values()] == [2]
 
 
+def test_drafts_end_with_the_context_of_the_draft_model() -> None:
+    assert drafter_of(LoadedSampling()).room(running(*range(1, 21))) == 10
+
+
 def test_page_writes_of_a_sequence_that_has_left_its_slot_are_not_made() -> None:
     """The second one adopts cached pages, but cannot draft."""
     runner = LoadedSampling()

@@ -193,6 +193,34 @@ def test_a_proposal_takes_rows_and_adds_the_tokens_that_are_expected_of_it() -> 
     assert (step.rows, step.room, step.tokens) == (6, 6, 4 + 0.5 + 0.25)
 
 
+def waiting_to_propose(costs: StepCosts) -> tuple[NGramProposals, Sequence, PlannedStep]:
+    """A stream that repeats what it knows; its last token is on the device only."""
+    text, ngram = repeated(120), NGramProposals(most=MOST)
+    sequence = Sequence(GenerationRequest("a", tuple(text), StopRules(50)), text)
+    sequence.launched, sequence.pending = len(text), 1
+    step = PlannedStep(costs, rows=1, tokens=1, room=8, overlaps=True)
+    ngram.propose([sequence], step)
+    return ngram, sequence, step
+
+
+def test_a_sequence_that_waited_to_propose_in_vain_counts_as_rejected() -> None:
+    ngram, sequence, step = waiting_to_propose(StepCosts())
+    assert sequence.waits_to_propose and (step.rows, step.room) == (1, 8)
+    sequence.append(Sampled(5000))
+    sequence.pending = 0
+    before = ngram._records[sequence].acceptance.chance
+    ngram.propose([sequence], step)
+    assert not sequence.proposed and ngram._records[sequence].acceptance.chance < before
+
+
+def test_no_sequence_waits_for_a_proposal_that_would_not_pay() -> None:
+    costs = StepCosts()
+    for rows in [*range(1, 16)] * 2:
+        costs.observe(rows, 1000 + 2000 * rows)
+    _, sequence, step = waiting_to_propose(costs)
+    assert step.could_gain(MOST) and not sequence.waits_to_propose
+
+
 @pytest.mark.parametrize("room", [3, 8, 100])
 def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
     """A sequence that proposes takes part in every other step only."""

@@ -141,7 +141,7 @@ def test_the_rate_of_starts_is_measured_while_requests_wait_for_slots():
 
 def test_the_rate_of_starts_is_not_measured_while_slots_are_free():
     """Both start ten requests a second when full; one was not full for a long time."""
-    full = {"running": 16, "waiting": 1}
+    full = {"running": 16, "waiting": 20}
     choices = policy(dict.fromkeys(("steady", "rested"), busy(0, **full)))
     for now, steady, rested in ((1.0, 9, 10), (2.0, 18, None), (99.0, 891, 10), (100.0, 900, 20)):
         choices.report("steady", busy(0, **full, started=steady), now=now)
@@ -240,6 +240,7 @@ def test_removed_replicas_are_not_chosen():
     holder = choices.choose(prompt("a"), now=0.0)
     choices.remove(holder)
     assert holder not in choices.replicas
+    assert choices._memory.held_tokens(holder, prompt("a")) == 0
     assert {choices.choose(prompt("a"), now=0.0) for _ in range(50)} <= choices.replicas
     choices.report(holder, IDLE, now=1.0)  # a late report
     choices.record_prompt(holder, prompt("a"))
