@@ -9,6 +9,8 @@ from runtime.engine.drafter import Drafter
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_yield import ProposalCandidate, StepYield
 
+_KEPT_DELAY = 0.9  # each new sequence multiplies the delay of the next one by this factor
+
 
 @dataclass(slots=True)
 class _Record:
@@ -23,7 +25,8 @@ class DraftProposals:
     the sequences that take part are chosen together, to maximise tokens per unit of time.
 
     `most`: maximum length of a proposal. When drafts of recent sequences did not pay off, new
-    sequences start to draft later.
+    sequences start to draft later, each a little earlier than the one before it: their answers may
+    be shorter than the delay.
     """
 
     def __init__(self, drafter: Drafter, *, most: int) -> None:
@@ -138,4 +141,5 @@ class DraftProposals:
         if found is None or found.epoch != sequence.epoch:
             found = self._records[sequence] = _Record(sequence.epoch)
             found.acceptance.paused_until = len(sequence.tokens) + self._delay
+            self._delay = int(_KEPT_DELAY * self._delay)
         return found
