@@ -179,9 +179,7 @@ async def test_a_tenant_still_has_its_other_streams_when_it_leaves_one() -> None
     gate = threading.Semaphore(0)
     limits = replace(LIMITS, max_live=4, slots=0)
     with running(PretendRunner(gate.acquire), limits) as engine:
-        reads = [
-            asyncio.create_task(collect(engine, request("x" * n, tenant="a"))) for n in (1, 2)
-        ]
+        reads = [asyncio.create_task(collect(engine, request("x" * n, tenant="a"))) for n in (1, 2)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             engine.check_room("a")

@@ -163,6 +163,11 @@ def test_a_model_larger_than_a_gpu_is_divided_by_free_memory(outline) -> None:
     layer_placement = placed(outline, [half, half])
     assert layer_placement is not None and set(layer_placement.layers) == set(GPUS[:2])
     assert layer_placement.main == GPUS[0] and len(layer_placement.layers) == LAYERS
+    less = [int((working + file.size_bytes * 0.4) / 0.9)] * 2
+    for main, other in ((0, 1), (1, 0)):  # the main one also has what is in no layer
+        found = placed(outline, less, main_gpu=main)
+        assert found is not None
+        assert (found.layers.count(GPUS[main]), found.layers.count(GPUS[other])) == (1, 2)
     nothing = placed(outline, [working, working])
     assert nothing == LayerPlacement((HOST,) * LAYERS, GPUS[0])
 
