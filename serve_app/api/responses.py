@@ -128,12 +128,10 @@ class OpenAIResponses:
         given = await self.bodies.convert(request, read_items, body.input)
         items = await self.history.resolved(tenant, given)
         earlier = await self.history.before(tenant, body.previous_response_id)
-        placed = [*earlier, *(PlacedItem(f"input[{n}]", item) for n, item in enumerate(items))]
+        placed = await self.bodies.convert(request, _placed, earlier, items)
         offered = await self.bodies.convert(request, body.offered, placed)
         tools = await self.bodies.convert(request, offered.functions)
-        unread = await self.bodies.convert(
-            request, _unread_messages, body.instructions, len(items), placed
-        )
+        unread = await self.bodies.convert(request, _unread_messages, body.instructions, placed)
         if body.truncation == "auto":
             unread = self.images.recent(unread)
         messages = await self.images.messages(model, unread, tenant=tenant)
@@ -192,17 +190,19 @@ def _counted(delta: ChatDelta) -> dict[str, Any]:
 _COUNT = WholeEncoder(_counted, error_body)
 
 
-def _unread_messages(
-    instructions: str | None, given: int, items: list[PlacedItem]
-) -> list[UnreadMessage]:
-    """The messages of the conversation, of whose `items` the last `given` are the request's."""
-    if not given:
+def _placed(earlier: list[PlacedItem], items: list[Item]) -> list[PlacedItem]:
+    """The items of the conversation, of which `items` are the request's."""
+    if not items:
         raise RequestError('field "input" has no items')
-    if len(items) > MAX_ITEMS:
+    if len(earlier) + len(items) > MAX_ITEMS:
         raise PromptTooLongError(
-            f"the conversation has {len(items):,} items; at most {MAX_ITEMS:,} are accepted. Begin "
-            "a new conversation"
+            f"the conversation has {len(earlier) + len(items):,} items; at most {MAX_ITEMS:,} are "
+            "accepted. Begin a new conversation"
         )
+    return [*earlier, *(PlacedItem(f"input[{index}]", item) for index, item in enumerate(items))]
+
+
+def _unread_messages(instructions: str | None, items: list[PlacedItem]) -> list[UnreadMessage]:
     system = [UnreadMessage.of(Message("system"), instructions)] if instructions else []
     return [*system, *unread_messages_of(items)]
 
