@@ -10,27 +10,26 @@ from typing import Any
 from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
 from serve_app.api.custom_tools import function_of, input_form
-from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.reply_reader import Call
-from serve_app.api.responses_calls import (
-    APPLY_PATCH,
-    CUSTOM,
-    FUNCTION,
-    LOCAL_SHELL,
-    SHELL,
-    TOOL_SEARCH,
-    CallKind,
-)
+from serve_app.api.responses_calls import CUSTOM, FUNCTION, CallKind
 from serve_app.api.responses_parts import Item
 from serve_app.api.responses_tools import (
     NAMESPACE,
     PlacedTool,
     ResponseFunction,
     ResponseTool,
+    ShellEnvironment,
     placed_tools,
 )
 from serve_app.api.tool_choice import ToolChoice, openai_choice
 from serve_app.api.tools import Function, described
+from serve_app.api.typed_calls import APPLY_PATCH, COMPUTER, LOCAL_SHELL, SHELL, TOOL_SEARCH
+from serve_app.api.typed_functions import (
+    apply_patch_function,
+    computer_function,
+    local_shell_function,
+    shell_function,
+)
 
 MAX_NAME_CHARACTERS = 256
 
@@ -135,14 +134,18 @@ def shown_tool(tool: ResponseFunction) -> Item:
     """A declaration in the response object."""
     shown: Item = {"type": tool.type}
     names = ("name", "description") if tool.type == NAMESPACE else TYPES[tool.type].shown
-    shown |= {name: getattr(tool, name) for name in names}
+    shown |= {name: _shown(getattr(tool, name)) for name in names}
     if isinstance(tool, ResponseTool) and tool.type == NAMESPACE:
         shown["tools"] = [shown_tool(each) for each in tool.tools]
     if tool.type == "custom":
         shown["format"] = tool.format or {"type": "text"}
-    if isinstance(tool, ResponseTool) and tool.environment is not None:
-        shown["environment"] = tool.environment.model_dump(include={"type", "skills"})
     return shown
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, ShellEnvironment):
+        return value.model_dump(include={"type", "skills"})
+    return value
 
 
 def shown_choice(value: Any) -> Any:
@@ -184,6 +187,8 @@ def _chosen(tool: Any) -> str | None:
             return name
         case {"type": "shell" | "local_shell" | "apply_patch" | "tool_search" as name}:
             return str(name)
+        case {"type": "computer" | "computer_use" | "computer_use_preview"}:
+            return "computer"
     return None
 
 
@@ -224,92 +229,15 @@ def _input_form(placed: PlacedTool) -> OutputForm | None:
     return input_form(placed.place, placed.tool.format, nested=False)
 
 
-def _local_shell(placed: PlacedTool) -> Function:
-    command = {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "The program and its arguments. For shell syntax: bash, -lc and a script.",
-    }
-    env = {
-        "type": "object",
-        "additionalProperties": {"type": "string"},
-        "description": "Environment variables.",
-    }
-    folder = {"type": "string", "description": "The folder in which the command runs."}
-    user = {"type": "string", "description": "The user as whom the command runs."}
-    return Function(
-        name=placed.full_name,
-        description="Run a command on the user's computer and get its output.",
-        parameters=_parameters(
-            {
-                "command": command,
-                "working_directory": folder,
-                "timeout_ms": _TIMEOUT,
-                "env": env,
-                "user": user,
-            },
-            "command",
-        ),
-    )
-
-
-def _shell(placed: PlacedTool) -> Function:
-    commands = {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "Commands for the shell, which run in this order.",
-    }
-    length = {
-        "type": "integer",
-        "description": "The number of characters of the output that are wanted at most.",
-    }
-    told = ["Run shell commands and get the output and the exit code of each."]
-    environment = placed.tool.environment if isinstance(placed.tool, ResponseTool) else None
-    if environment is not None and environment.type != "local":
-        raise UnservedFieldError(f"{placed.place}.environment")
-    if environment is not None and environment.skills:
-        told.append("Folders with instructions, to be read before a task that they are about:")
-        told += [f"{each.path} ({each.name}): {each.description}" for each in environment.skills]
-    return Function(
-        name=placed.full_name,
-        description="\n".join(told),
-        parameters=_parameters(
-            {"commands": commands, "timeout_ms": _TIMEOUT, "max_output_length": length}, "commands"
-        ),
-    )
-
-
-def _apply_patch(placed: PlacedTool) -> Function:
-    kind = {"type": "string", "enum": ["create_file", "update_file", "delete_file"]}
-    path = {"type": "string", "description": "The path of the file, relative to the workspace."}
-    diff = {
-        "type": "string",
-        "description": "Without it for delete_file. For create_file: each line of the new file "
-        "after a +. For update_file: for each place a line that begins with @@ (after which the "
-        "line of the enclosing function or class may follow), then the lines of the place: after a "
-        "space those that remain, after a - those to remove, after a + those to add. About three "
-        "remaining lines before and after each change identify the place. There are no line "
-        "numbers.",
-    }
-    return Function(
-        name=placed.full_name,
-        description="Create, change or delete one file.",
-        parameters=_parameters({"type": kind, "path": path, "diff": diff}, "type", "path"),
-    )
-
-
-def _parameters(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    closed = {"required": [*required], "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
-
-
-_TIMEOUT = {"type": "integer", "description": "Milliseconds after which it is stopped."}
-
 TYPES = {
     "function": ToolType(FUNCTION, _declared, ("name", "description", "parameters", "strict")),
     "custom": ToolType(CUSTOM, _custom, ("name", "description")),
-    "shell": ToolType(SHELL, _shell, strict=True),
-    "local_shell": ToolType(LOCAL_SHELL, _local_shell, strict=True),
-    "apply_patch": ToolType(APPLY_PATCH, _apply_patch, strict=True),
+    "shell": ToolType(SHELL, shell_function, ("environment",), strict=True),
+    "local_shell": ToolType(LOCAL_SHELL, local_shell_function, strict=True),
+    "apply_patch": ToolType(APPLY_PATCH, apply_patch_function, strict=True),
+    "computer": ToolType(COMPUTER, computer_function, strict=True),
+    "computer_use_preview": ToolType(
+        COMPUTER, computer_function, ("display_width", "display_height", "environment"), strict=True
+    ),
     "tool_search": ToolType(TOOL_SEARCH, _declared, ("description", "parameters", "execution")),
 }

@@ -15,9 +15,10 @@ from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, string
 from serve_app.api.request_images import UnreadMessage
-from serve_app.api.responses_calls import CALLS, KINDS, OUTPUTS, CallKind, new_item_id
+from serve_app.api.responses_calls import CallKind, new_item_id
 from serve_app.api.responses_parts import IMAGE, TEXTS, Item, content_of, read_parts
 from serve_app.api.responses_tools import full_name, tools_in
+from serve_app.api.typed_calls import CALLS, KINDS, OUTPUTS
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 MAX_ID_CHARACTERS = 64
@@ -57,10 +58,14 @@ def image_bytes(items: Iterable[Any]) -> int:
         for item in items
         if isinstance(item, dict)
         for name in ("content", "output")
-        if isinstance(parts := item.get(name), list)
-        for part in parts
+        for part in _listed(item.get(name))
         if isinstance(part, dict) and isinstance(part.get("image_url"), str)
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """Parts, or the one object that a screenshot is."""
+    return value if isinstance(value, list) else [value]
 
 
 def read_items(given: str | list[Any]) -> list[Item]:

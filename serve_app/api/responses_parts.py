@@ -41,14 +41,20 @@ def content_of(place: str, parts: list[Item]) -> str | tuple[str | UnreadImage, 
     )
 
 
+def image_url(place: str, part: Item) -> str:
+    """The URL of the image at `place`."""
+    url = part.get("image_url")
+    if not isinstance(url, str):
+        raise RequestError(
+            f'invalid image input: field "{place}.image_url" must be a URL, a string; files are '
+            "not served"
+        )
+    return url
+
+
 def _part(place: str, part: Item) -> Item:
     """A part. `detail` is ignored: the model determines the resolution."""
     if part["type"] == IMAGE:
-        if not isinstance(part.get("image_url"), str):
-            raise RequestError(
-                f'invalid image input: field "{place}.image_url" must be a URL, a string; files '
-                "are not served"
-            )
-        return {"type": IMAGE, "image_url": part["image_url"], "detail": "auto"}
+        return {"type": IMAGE, "image_url": image_url(place, part), "detail": "auto"}
     text = string(place, part, TEXTS.get(part["type"], "text"))
     return {"type": "input_text", "text": text}

@@ -11,6 +11,8 @@ from serve_app.api.fields import MAX_ITEMS, Body, Items, harmless, parsed
 from serve_app.api.tools import NAME
 
 NAMESPACE = "namespace"
+# Names of tools that differ from their types.
+_NAMES = {"computer_use_preview": "computer"}
 
 
 class ShellSkill(Body):
@@ -44,11 +46,14 @@ class ResponseFunction(Body):
 
 
 class ResponseTool(ResponseFunction):
-    """A tool, or a namespace of tools. The type may determine name and parameters."""
+    """A tool, or a namespace of tools. The type may determine name and parameters. `environment`:
+    of a shell; that of a computer is its operating system."""
 
     tools: Items[ResponseFunction] = Field(default_factory=list)
-    environment: ShellEnvironment | None = None
+    environment: ShellEnvironment | str | None = None
     execution: str | None = None
+    display_width: int | None = None
+    display_height: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,10 @@ class PlacedTool:
 
     @property
     def name(self) -> str:
-        """The tool's name; by default its type, which determines it."""
+        """The tool's name; by default that which its type determines."""
         if self.tool.name is None and self.tool.type in ("function", "custom", NAMESPACE):
             raise RequestError(f'field "{self.place}.name" is required')
-        return self.tool.name or self.tool.type
+        return self.tool.name or _NAMES.get(self.tool.type, self.tool.type)
 
     @property
     def full_name(self) -> str:

@@ -10,11 +10,19 @@ from openai.types.responses import function_shell_tool_param, tool_param
 from openai.types.responses.local_environment_param import LocalEnvironmentParam
 
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.messages import Message, ToolCall
-from serve_app.api.offered_tools import TYPES
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from serve_app.api.offered_tools import TYPES, OfferedTools
 from serve_app.api.responses_tools import ResponseTool, ShellEnvironment, ShellSkill
 from serve_app.messages.tasks import ReplyOpening
-from tests.unit.serve_app.api.test_responses import TOOL, events, post, task_of
+from tests.unit.serve_app.api.test_responses import (
+    PICTURE,
+    SEEING,
+    TOOL,
+    URL,
+    events,
+    post,
+    task_of,
+)
 from tests.unit.serve_app.fake_replicas import PretendReplica, openai_client
 from tests.unit.serve_app.responses.fake_processes import one_process
 
@@ -145,13 +153,15 @@ async def test_a_result_of_the_local_shell_names_its_call_by_the_field_id(named:
         ("shell", {"commands": "ls"}),
         ("local_shell", {"command": "ls"}),
         ("apply_patch", {"type": "move_file", "path": "a"}),
+        ("computer", {"actions": [{"type": "fly"}]}),
+        ("computer", {}),
     ],
 )
 async def test_a_call_that_the_item_cannot_express_is_one_of_a_function(
     name: str, arguments: dict[str, Any]
 ) -> None:
     """Clients answer it with an error, and the model can go on."""
-    (item,) = (await post(calling(name, arguments), tools=[CALLS[name][0]])).json()["output"]
+    (item,) = (await post(calling(name, arguments), tools=[{"type": name}])).json()["output"]
     assert (item["type"], item["name"]) == ("function_call", name)
     assert json.loads(item["arguments"]) == arguments
 
@@ -171,6 +181,47 @@ async def test_models_get_functions_whose_calls_are_held_to_the_parameters() -> 
     assert task.calls.strict == ("shell", "local_shell", "apply_patch")
     for name, (_, arguments, _) in CALLS.items():
         assert arguments.keys() <= functions[name]["parameters"]["properties"].keys()
+
+
+CLICK = {"type": "click", "button": "left", "x": 1, "y": 2}
+ACTIONS = [CLICK, {"type": "drag", "path": [{"x": 1, "y": 2}], "keys": ["ctrl"]}, {"type": "wait"}]
+SCREEN = {"display_width": 640, "display_height": 480, "environment": "linux"}
+
+
+@pytest.mark.parametrize("preview", [False, True])
+async def test_a_computer_gets_actions_and_returns_a_picture(preview: bool) -> None:
+    tool = {"type": "computer_use_preview", **SCREEN} if preview else {"type": "computer"}
+    arguments = {"action": CLICK} if preview else {"actions": ACTIONS}
+    replica = calling("computer", arguments)
+    async with openai_client(replica, card=SEEING) as client:
+        given: Any = {"model": "demo", "tools": [tool], "tool_choice": {"type": tool["type"]}}
+        first = await client.responses.create(**given, input="Go")
+        call: Any = first.output[0]
+        screenshot = {"type": "computer_screenshot", "image_url": URL}
+        result = {"type": "computer_call_output", "call_id": call.call_id, "output": screenshot}
+        checks: Any = {"acknowledged_safety_checks": []}
+        items: Any = [{"role": "user", "content": "Go"}, call.to_dict(), result | checks]
+        await client.responses.create(**given, input=items)
+    assert call.type == "computer_call" and call.to_dict() == call.to_dict() | arguments
+    types.Response.model_validate_json(first.to_json(), strict=True)
+    assert [tool.type for tool in first.tools] == [given["tools"][0]["type"]]
+    _, called, seen = replica.tasks[1].prompt.messages
+    assert called.tool_calls == (ToolCall("computer", arguments, call.call_id),)
+    assert seen == Message("tool", (ImagePart(PICTURE),), tool_call_id=call.call_id)
+    function = replica.tasks[0].prompt.tools[0]["function"]
+    assert ("640 x 480" in function["description"]) is preview
+
+
+def test_every_action_of_the_official_client_is_known() -> None:
+    (offered,) = OfferedTools.of([ResponseTool(type="computer")], []).functions()
+    actions = offered["function"]["parameters"]["properties"]["actions"]["items"]["anyOf"]
+    schemas = {each["properties"]["type"]["enum"][0]: each for each in actions}
+    for each in get_args(get_args(types.ComputerAction)[0]):
+        known = each.model_fields
+        schema = schemas.pop(get_args(known["type"].annotation)[0])
+        assert schema["properties"].keys() == known.keys()
+        assert set(schema["required"]) == {n for n, info in known.items() if info.is_required()}
+    assert not schemas
 
 
 async def test_skills_of_a_shell_are_described() -> None:
@@ -259,6 +310,12 @@ BAD = [
         {"input": [{"type": "apply_patch_call", "call_id": "1", "operation": {"type": "x"}}]},
         'field "input[0].operation" is wrong',
     ),
+    ({"input": [{"type": "computer_call", "call_id": "1"}]}, '"input[0].actions" is required'),
+    (
+        {"input": [{"type": "computer_call_output", "call_id": "1", "output": "x"}]},
+        'field "input[0].output" must be an object with a type',
+    ),
+    ({"tools": [{"type": "computer_use_preview"}]}, '"tools[0].display_width" is required'),
     (
         {"input": [{"type": "shell_call_output", "call_id": "1", "output": "a"}]},
         'field "input[0].output" is wrong',
@@ -297,13 +354,17 @@ def test_every_type_of_the_official_client_is_served_or_executed_by_openai() -> 
     }
     elsewhere = {"file_search", "web_search", "web_search_preview", "mcp", "code_interpreter"}
     elsewhere |= {"image_generation", "programmatic_tool_calling"}
-    screens = {"computer", "computer_use_preview"}
-    assert declared - TYPES.keys() - elsewhere - screens - {"namespace"} == set()
+    assert declared - TYPES.keys() - elsewhere - {"namespace"} == set()
 
 
 def test_every_field_of_the_official_client_is_known() -> None:
     for known, *kinds in (
-        (ResponseTool, function_shell_tool_param.FunctionShellToolParam, types.ToolSearchToolParam),
+        (
+            ResponseTool,
+            function_shell_tool_param.FunctionShellToolParam,
+            types.ToolSearchToolParam,
+            types.ComputerUsePreviewToolParam,
+        ),
         (ShellEnvironment, LocalEnvironmentParam),
         (ShellSkill, types.LocalSkillParam),
     ):

@@ -12,7 +12,7 @@ from serve_app.api.tools import described
 from tests.byte_tokenizer import ByteTokenizer
 from tests.unit.serve_app.replica.test_reply_forms import CODER, asked, forms_of, pretend_prompt
 
-RESPONSES = ("shell", "local_shell", "apply_patch")
+RESPONSES = ("shell", "local_shell", "apply_patch", "computer")
 ANTHROPIC = (
     {"type": "bash_20250124", "name": "bash"},
     {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
