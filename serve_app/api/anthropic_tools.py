@@ -11,21 +11,26 @@ from typing import Any
 from pydantic import Field
 
 from runtime.errors import RequestError
+from serve_app.api.anthropic_toolsets import (
+    SCREEN_TOOLS,
+    TOOLSETS,
+    Properties,
+    integer,
+    integers,
+    one_of,
+    text,
+)
 from serve_app.api.fields import Body, harmless
 from serve_app.api.tools import NAME, Function
 
 # Searches for tools on Anthropic's servers.
 _SEARCHES = ("tool_search_tool_regex", "tool_search_tool_bm25")
-# The types of toolsets, and their names in calls.
-TOOLSETS = {"computer_toolset_20260801": "computer"}
-
-Properties = dict[str, dict[str, Any]]
 
 
 class ToolSettings(Body):
     """Of one tool of a toolset."""
 
-    enabled: bool = True
+    enabled: bool | None = None
     defer_loading: Any = harmless()
 
 
@@ -83,10 +88,10 @@ def member_name(toolset: str, name: str) -> str:
 def toolsets_of(tools: Sequence[DeclaredTool]) -> dict[str, str]:
     """The names of toolsets, by those of the functions for their tools."""
     return {
-        member_name(toolset, name): toolset
+        member_name(toolset.name, name): toolset.name
         for tool in tools
         if (toolset := TOOLSETS.get(tool.type)) is not None
-        for name in _SCREEN_TOOLS
+        for name in toolset.members
     }
 
 
@@ -113,26 +118,9 @@ def _function(name: str, description: str, properties: Properties, *required: st
     return Function(name=name, description=description, parameters=parameters)
 
 
-def _text(description: str) -> dict[str, Any]:
-    return {"type": "string", "description": description}
-
-
-def _integer(description: str) -> dict[str, Any]:
-    return {"type": "integer", "description": description}
-
-
-def _integers(count: int, description: str) -> dict[str, Any]:
-    length = {"minItems": count, "maxItems": count}
-    return {"type": "array", "items": {"type": "integer"}, **length, "description": description}
-
-
-def _one_of(description: str, *values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": [*values], "description": description}
-
-
 def _bash(place: str, tool: DeclaredTool) -> list[Function]:
     properties: Properties = {
-        "command": _text("The command. Required unless `restart` is true."),
+        "command": text("The command. Required unless `restart` is true."),
         "restart": {"type": "boolean", "description": "Restart the shell instead."},
     }
     told = (
@@ -142,15 +130,15 @@ def _bash(place: str, tool: DeclaredTool) -> list[Function]:
     return [_function(_name(place, tool), told, properties)]
 
 
-_RANGE = _integers(
+_RANGE = integers(
     2, "Of `view`: the first and the last line to show, counted from 1; -1 stands for the end."
 )
 _EDITING: Properties = {
     "view_range": _RANGE,
-    "file_text": _text("Of `create`: the text of the file."),
-    "old_str": _text("Of `str_replace`: the text to replace, which the file has exactly once."),
-    "new_str": _text("Of `str_replace`: the text in its place."),
-    "insert_line": _integer("Of `insert`: the line after which the text is inserted; 0: at first."),
+    "file_text": text("Of `create`: the text of the file."),
+    "old_str": text("Of `str_replace`: the text to replace, which the file has exactly once."),
+    "new_str": text("Of `str_replace`: the text in its place."),
+    "insert_line": integer("Of `insert`: the line after which the text is inserted; 0: at first."),
 }
 _INSERTED = "Of `insert`: the text to insert."
 
@@ -159,14 +147,14 @@ def _editor(place: str, tool: DeclaredTool, *, undo: bool) -> list[Function]:
     """An editor. The older ones can undo, and take the inserted text from `new_str`."""
     commands = ["view", "create", "str_replace", "insert", *(["undo_edit"] if undo else [])]
     properties: Properties = {
-        "command": _one_of("What to do.", *commands),
-        "path": _text("The absolute path of a file; of `view` also of a folder."),
+        "command": one_of("What to do.", *commands),
+        "path": text("The absolute path of a file; of `view` also of a folder."),
         **_EDITING,
     }
     if undo:
-        properties["new_str"] = _text(f"{_EDITING['new_str']['description']} {_INSERTED}")
+        properties["new_str"] = text(f"{_EDITING['new_str']['description']} {_INSERTED}")
     else:
-        properties["insert_text"] = _text(_INSERTED)
+        properties["insert_text"] = text(_INSERTED)
     told = "View, create and edit text files."
     if tool.max_characters is not None:
         told += f" `view` shows at most {tool.max_characters} characters."
@@ -176,12 +164,12 @@ def _editor(place: str, tool: DeclaredTool, *, undo: bool) -> list[Function]:
 def _memory(place: str, tool: DeclaredTool) -> list[Function]:
     commands = ("view", "create", "str_replace", "insert", "delete", "rename")
     properties: Properties = {
-        "command": _one_of("What to do.", *commands),
-        "path": _text("The path below /memories. Of all commands but `rename`."),
+        "command": one_of("What to do.", *commands),
+        "path": text("The path below /memories. Of all commands but `rename`."),
         **_EDITING,
-        "insert_text": _text(_INSERTED),
-        "old_path": _text("Of `rename`: the path until now."),
-        "new_path": _text("Of `rename`: the path from now on."),
+        "insert_text": text(_INSERTED),
+        "old_path": text("Of `rename`: the path until now."),
+        "new_path": text("Of `rename`: the path from now on."),
     }
     told = (
         "Your notes, which remain after the conversation: text files in the folder /memories. View "
@@ -190,64 +178,11 @@ def _memory(place: str, tool: DeclaredTool) -> list[Function]:
     return [_function(_name(place, tool), told, properties, "command")]
 
 
-# Parameters of the tools for screens, and these tools: description, parameters, required ones.
-_POINT = _integers(2, "The point (x, y) in pixels from the left and the upper edge.")
-_KEYS = _text("Keys that are held during the action, such as ctrl+shift.")
-_AT: Properties = {"coordinate": _POINT, "text": _KEYS}
-_SECONDS: Properties = {"duration": _integer("Seconds.")}
-_Described = tuple[str, Properties, tuple[str, ...]]
-_SCREEN_TOOLS: dict[str, _Described] = {
-    "key": (
-        "Press a key, or several at once, such as ctrl+s, alt+Tab, Return or Page_Down.",
-        {"text": _text("The keys."), "repeat": _integer("How often; by default once.")},
-        ("text",),
-    ),
-    "hold_key": (
-        "Hold down a key for some time.",
-        {"text": _text("The keys."), **_SECONDS},
-        ("text", "duration"),
-    ),
-    "type": ("Type a text.", {"text": _text("The text.")}, ("text",)),
-    "cursor_position": ("Get the coordinates of the cursor.", {}, ()),
-    "mouse_move": ("Move the cursor without a click.", {"coordinate": _POINT}, ("coordinate",)),
-    "left_mouse_down": ("Press the left button and hold it.", {}, ()),
-    "left_mouse_up": ("Release the left button.", {}, ()),
-    "left_click": ("Click with the left button, at the cursor or at a point.", _AT, ()),
-    "left_click_drag": (
-        "Drag with the left button from one point to another.",
-        {
-            "start_coordinate": _integers(2, "The point (x, y) where it begins."),
-            "coordinate": _integers(2, "The point (x, y) where it ends."),
-            "text": _KEYS,
-        },
-        ("start_coordinate", "coordinate"),
-    ),
-    "right_click": ("Click with the right button, at the cursor or at a point.", _AT, ()),
-    "middle_click": ("Click with the middle button, at the cursor or at a point.", _AT, ()),
-    "double_click": ("Click twice, at the cursor or at a point.", _AT, ()),
-    "triple_click": ("Click three times, at the cursor or at a point.", _AT, ()),
-    "scroll": (
-        "Turn the wheel, at the cursor or at a point.",
-        {
-            "scroll_direction": _one_of("Where to.", "up", "down", "left", "right"),
-            "scroll_amount": _integer("By how many steps."),
-            **_AT,
-        },
-        ("scroll_direction", "scroll_amount"),
-    ),
-    "wait": ("Wait for some time.", _SECONDS, ("duration",)),
-    "screenshot": ("Get a picture of the screen.", {}, ()),
-    "zoom": (
-        "Get an enlarged picture of a part of the screen.",
-        {"region": _integers(4, "The corners (x0, y0, x1, y1) in pixels of the screen.")},
-        ("region",),
-    ),
-}
 # Parameters with several meanings where one tool has all actions.
-_ANY_TEXT = _text(
+_ANY_TEXT = text(
     "Of `type`: the text. Of `key` and `hold_key`: the keys. Of others: keys that are held."
 )
-_ANY_POINT = _integers(
+_ANY_POINT = integers(
     2,
     "The point (x, y) in pixels from the left and the upper edge; of `left_click_drag` where it "
     "ends.",
@@ -262,8 +197,8 @@ def _computer(place: str, tool: DeclaredTool, *, later: bool) -> list[Function]:
         if getattr(tool, field) is None:
             raise RequestError(f'field "{place}.{field}" is required')
     missing = [*(() if later else _LATER), *(() if tool.enable_zoom else ("zoom",))]
-    actions = {name: each for name, each in _SCREEN_TOOLS.items() if name not in missing}
-    properties: Properties = {"action": _one_of("What to do.", *actions)}
+    actions = {name: each for name, each in SCREEN_TOOLS.items() if name not in missing}
+    properties: Properties = {"action": one_of("What to do.", *actions)}
     for _, parameters, _ in actions.values():
         properties |= parameters
     properties |= {"text": _ANY_TEXT, "coordinate": _ANY_POINT}
@@ -277,17 +212,21 @@ def _computer(place: str, tool: DeclaredTool, *, later: bool) -> list[Function]:
     return [_function(_name(place, tool), "\n".join(told), properties, "action")]
 
 
-def _computer_toolset(place: str, tool: DeclaredTool) -> list[Function]:
-    """A function for each action that the settings do not disable."""
+def _toolset(place: str, tool: DeclaredTool) -> list[Function]:
+    """A function for each tool that is enabled."""
+    toolset = TOOLSETS[tool.type]
     for name in tool.configs:
-        if name not in _SCREEN_TOOLS:
+        if name not in toolset.members:
             raise RequestError(f'field "{place}.configs" has "{name[:80]}", which is no tool')
-    disabled = {name for name, each in tool.configs.items() if each and not each.enabled}
     return [
-        _function(member_name(TOOLSETS[tool.type], name), told, parameters, *required)
-        for name, (told, parameters, required) in _SCREEN_TOOLS.items()
-        if name not in disabled
+        _function(member_name(toolset.name, name), told, parameters, *required)
+        for name, (told, parameters, required) in toolset.members.items()
+        if _enabled(tool.configs.get(name), name not in toolset.disabled)
     ]
+
+
+def _enabled(settings: ToolSettings | None, default: bool) -> bool:
+    return default if settings is None or settings.enabled is None else settings.enabled
 
 
 TYPES: dict[str, Callable[[str, DeclaredTool], list[Function]]] = {
@@ -302,5 +241,5 @@ TYPES: dict[str, Callable[[str, DeclaredTool], list[Function]]] = {
     "computer_20241022": partial(_computer, later=False),
     "computer_20250124": partial(_computer, later=True),
     "computer_20251124": partial(_computer, later=True),
-    "computer_toolset_20260801": _computer_toolset,
+    **dict.fromkeys(TOOLSETS, _toolset),
 }

@@ -9,7 +9,8 @@ from anthropic.types import beta
 
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import Message, ToolCall
-from serve_app.api.anthropic_tools import TYPES, DeclaredTool, ToolSettings, functions_of
+from serve_app.api.anthropic_tools import TYPES, DeclaredTool, ToolSettings
+from serve_app.api.anthropic_toolsets import TOOLSETS, Toolset
 from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.test_anthropic import TOOL, USER, asked, post, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client
@@ -170,29 +171,52 @@ async def test_bad_tools_are_refused_by_name(tool: dict[str, Any], message: str)
 
 
 def test_every_type_of_the_official_client_is_served_or_executed_by_anthropic() -> None:
-    """But toolsets of browsers and MCP servers."""
+    """Or by MCP servers that Anthropic's servers call."""
     kinds = {
         kind
         for each in get_args(beta.BetaToolUnionParam)
         for kind in get_args(get_type_hints(each)["type"])
         if isinstance(kind, str)
     }
-    elsewhere = ("web_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_", "browser_")
+    elsewhere = ("web_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_")
     assert not {kind for kind in kinds if not kind.startswith(elsewhere)} - TYPES.keys()
 
 
-def test_every_field_and_every_screen_action_of_the_official_client_is_known() -> None:
+def test_every_field_of_the_official_client_is_known() -> None:
     for each in get_args(beta.BetaToolUnionParam):
         if get_args(get_type_hints(each)["type"])[0] in TYPES:
             assert not get_type_hints(each).keys() - DeclaredTool.model_fields
     settings = anthropic.types.ComputerKeyConfigParam
     assert not get_type_hints(settings).keys() - ToolSettings.model_fields
-    functions = functions_of([DeclaredTool(**SCREENS)])
-    schemas = {each.name.removeprefix("computer."): each.parameters for each in functions}
-    for block in get_args(get_args(anthropic.types.ComputerToolUseBlock)[0]):
-        name = block.model_fields["name"].annotation.__args__[0]
-        known = block.model_fields["input"].annotation.model_fields
-        schema = schemas.pop(name)
-        assert schema["properties"].keys() == known.keys()
-        assert set(schema["required"]) == {n for n, info in known.items() if info.is_required()}
-    assert not schemas
+
+
+@pytest.mark.parametrize(
+    ("toolset", "blocks"),
+    [
+        (TOOLSETS["computer_toolset_20260801"], anthropic.types.ComputerToolUseBlock),
+        (TOOLSETS["browser_toolset_20260801"], anthropic.types.BrowserToolUseBlock),
+    ],
+    ids=["computer", "browser"],
+)
+def test_every_tool_of_a_toolset_of_the_official_client_is_known(
+    toolset: Toolset, blocks: Any
+) -> None:
+    members = dict(toolset.members)
+    for block in get_args(get_args(blocks)[0]):
+        inputs = block.model_fields["input"].annotation.model_fields
+        _, parameters, required = members.pop(get_args(block.model_fields["name"].annotation)[0])
+        known = {info.alias or name: info for name, info in inputs.items()}
+        assert parameters.keys() == known.keys()
+        assert set(required) == {name for name, info in known.items() if info.is_required()}
+    assert not members
+
+
+async def test_some_tools_of_a_browser_must_be_enabled() -> None:
+    async def names(**configs: Any) -> set[str]:
+        tools = [{"type": "browser_toolset_20260801", "configs": configs}]
+        return {each["function"]["name"] for each in (await task_of(tools=tools)).prompt.tools}
+
+    plain = await names()
+    assert "browser.navigate" in plain
+    assert "browser.javascript_exec" not in plain
+    assert await names(javascript_exec={"enabled": True}) == plain | {"browser.javascript_exec"}

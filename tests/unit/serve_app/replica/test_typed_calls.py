@@ -18,6 +18,7 @@ ANTHROPIC = (
     {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
     {"type": "memory_20250818", "name": "memory"},
     {"type": "computer_toolset_20260801"},
+    {"type": "browser_toolset_20260801"},
 )
 # Templates of families with different forms: JSON, elements, Python, gpt-oss.
 TEMPLATES = ("tools <tool_call>", CODER, "tools <|tool_list_start|>", "<|channel|> <|message|>")
