@@ -138,8 +138,8 @@ class _Upload:
             },
         )
         self._session, self._sent = self._next(answer), self._received(answer, end)
-        if self._sent <= begin:
-            raise TransientError("the registry stored no byte of a chunk")
+        if self._sent - begin < min(PROGRESS_BYTES, end - begin):
+            raise TransientError("the registry stored too little of a chunk")
 
     def _finish(self, session: httpx.URL) -> None:
         url = session.copy_merge_params({"digest": self._layer.digest})

@@ -186,6 +186,7 @@ REFUSALS = [
     ("POST", {"status": 202, "location": "http://a:b@127.0.0.1/x"}, "only https:// is allowed"),
     ("PATCH", {"status": 307, "location": "http://127.0.0.2:1/x"}, "blob with status 307"),
     ("PATCH", {"status": 202, "range": "0-999999999"}, "more bytes than the blob has"),
+    ("PATCH", {"status": 202, "range": "0-0"}, "stored too little of a chunk"),
     ("PUT", {"status": 413}, "refuses the blob with status 413"),
     ("HEAD", {"status": 401, "www_authenticate": 'Basic realm="x"'}, r"a login \(Basic\)"),
     ("HEAD", {"status": 400}, "refuses a request for a blob with status 400"),
