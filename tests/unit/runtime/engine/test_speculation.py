@@ -183,22 +183,22 @@ def test_the_steps_of_a_single_stream_do_not_overlap() -> None:
         costs.observe(rows, 1000 + 20 * rows)
     unsure = ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8)
     for rows, proposes in ((1, True), (2, False)):
-        step = PlannedStep(costs, rows=rows, tokens=rows, room=8, overlaps=True)
+        step = StepYield(costs, rows=rows, tokens=rows, room=8, overlaps=True)
         assert any(step.divided([unsure])) == proposes
 
 
 def test_a_proposal_takes_rows_and_adds_the_tokens_that_are_expected_of_it() -> None:
-    step = PlannedStep(StepCosts(), rows=4, tokens=4, room=8)
+    step = StepYield(StepCosts(), rows=4, tokens=4, room=8)
     step.take(ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8), 2)
     assert (step.rows, step.room, step.tokens) == (6, 6, 4 + 0.5 + 0.25)
 
 
-def waiting_to_propose(costs: StepCosts) -> tuple[NGramProposals, Sequence, PlannedStep]:
+def waiting_to_propose(costs: StepCosts) -> tuple[NGramProposals, Sequence, StepYield]:
     """A stream that repeats what it knows; its last token is on the device only."""
     text, ngram = repeated(120), NGramProposals(most=MOST)
     sequence = Sequence(GenerationRequest("a", tuple(text), StopRules(50)), text)
     sequence.launched, sequence.pending = len(text), 1
-    step = PlannedStep(costs, rows=1, tokens=1, room=8, overlaps=True)
+    step = StepYield(costs, rows=1, tokens=1, room=8, overlaps=True)
     ngram.propose([sequence], step)
     return ngram, sequence, step
 
