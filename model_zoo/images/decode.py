@@ -89,8 +89,6 @@ def _accepted(data: bytes, limits: DecodingLimits) -> Container:
 
 def _check(container: Container, limits: DecodingLimits) -> None:
     kind, width, height = container.format, container.width, container.height
-    if not width or not height:
-        raise damaged(kind, f"its size is {width} x {height}")
     if width * height > limits.pixels:
         raise RequestError(
             f"The {kind} image has {width:,} x {height:,} pixels; at most {limits.pixels:,} are "

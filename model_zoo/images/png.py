@@ -6,7 +6,7 @@ format that ImageMagick writes.
 
 import zlib
 
-from model_zoo.images.container import Container, PartCounter, damaged, numbers, truncated
+from model_zoo.images.container import Container, PartCounter, damaged, numbers
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 KIND = "PNG"
@@ -25,8 +25,6 @@ def read(data: bytes) -> Container:
         parts.count()
         length, name = numbers(">I4s", data, offset, KIND)
         body, end = offset + 8, offset + 12 + length
-        if end > len(data):
-            raise truncated(KIND)
         match name:
             case b"IHDR" if header or length != 13:
                 raise damaged(KIND, "its header is not one")

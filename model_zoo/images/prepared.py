@@ -75,9 +75,7 @@ def _digest_of(image: Pixels, processor: ImageProcessor, tower: bytes) -> bytes:
     The settings are the fields of the dataclass. The digest covers the pixels before resizing, so
     that a known image need not be processed again.
     """
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in (tower, repr(processor).encode(), repr(image.shape).encode()):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
+    settings = repr((processor, image.shape)).encode()
+    digest = hashlib.blake2b(tower + settings, digest_size=DIGEST_BYTES)
     digest.update(np.ascontiguousarray(image).data)
     return digest.digest()

@@ -65,9 +65,9 @@ class TemplatePairs:
     def read(cls, tokenizer: Tokenizer, template: str) -> "TemplatePairs":
         """ModelFileError unless the template has one place for the query and one for the text after
         it."""
-        before, found, rest = template.partition(_QUERY)
-        between, also_found, after = rest.partition(_TEXT)
-        if not (found and also_found) or any(
+        before, _, rest = template.partition(_QUERY)
+        between, found, after = rest.partition(_TEXT)
+        if not found or any(
             place in part for place in (_QUERY, _TEXT) for part in (before, between, after)
         ):
             raise ModelFileError(

@@ -105,7 +105,7 @@ def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> s
     Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model, for
     Granite Embedding 311M, which has Gemma 3's vocabulary, and for Jina's Chinese model.
     """
-    pre = optional_text(metadata, "tokenizer.ggml.pre") if kind == "gpt2" else None
+    pre = optional_text(metadata, "tokenizer.ggml.pre")
     if pre == _WORDS:
         return _WORDS
     if pre == _GRANITE_EMBEDDING:
@@ -284,7 +284,7 @@ class Tokenizer:
         that some families put before a text."""
         spelled = b"".join(self.token_bytes(t) or self.token_text(t).encode() for t in tokens)
         text = spelled.decode(errors="replace")
-        begins = bool(tokens) and text.startswith(" ") and self._prefix.applies("", first=True)
+        begins = text.startswith(" ") and self._prefix.applies("", first=True)
         return text[1:] if begins else text
 
     def decode(self, tokens: Iterable[int]) -> str:

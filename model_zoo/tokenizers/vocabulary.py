@@ -297,14 +297,14 @@ def _known_id(value: Any, key: str, count: int) -> int | None:
     return int(value) if 0 <= value < count else None
 
 
-def _end_list(metadata: Mapping[str, Any], count: int) -> list[int]:
+def _end_list(metadata: Mapping[str, Any], count: int) -> list[int | None]:
     name = "eos_token_ids"
     key = f"tokenizer.ggml.{name}"
     values = [] if metadata.get(key) is None else required_array(metadata, key)
     known = [_known_id(value, key, count) for value in values]
     if None in known:
         _log.warning(_IGNORED, name, values[known.index(None)], count)
-    return [token for token in known if token is not None]
+    return known
 
 
 def _end_tokens(

@@ -377,8 +377,7 @@ def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Me
     """`images`: those of all messages, in order."""
     given = iter(images)
     found = [_message(each, [next(given) for _ in each.images]) for each in messages]
-    pictured = (part for each in found if type(each.content) is tuple for part in each.images)
-    ImageTotal().add(sum(len(part.data) for part in pictured))
+    ImageTotal().add(sum(len(part.data) for each in found for part in each.images))
     return tuple(found)
 
 
