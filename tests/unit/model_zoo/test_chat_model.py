@@ -108,14 +108,14 @@ def test_tools_are_described_in_text_to_templates_that_read_none() -> None:
 @pytest.mark.parametrize(
     "thinking, told",
     [
-        (None, "unset unset unset"),
-        (False, "False False unset"),
-        (True, "True True unset"),
-        *((effort, f"True True {effort}") for effort in EFFORTS),
+        (None, "unset unset unset unset"),
+        (False, "False False unset 0"),
+        (True, "True True unset unset"),
+        *((effort, f"True True {effort} unset") for effort in EFFORTS),
     ],
 )
 def test_the_choice_to_think_has_the_names_that_templates_read(thinking: Any, told: str) -> None:
-    names = ("enable_thinking", "thinking", "reasoning_effort")
+    names = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
     source = " ".join(f"{{{{ {name} | default('unset') }}}}" for name in names)
     assert prompt_of(model_with(source), thinking=thinking) == told
 

@@ -232,6 +232,8 @@ def test_moondream_is_recognised_by_its_name(stated: str | None) -> None:
     assert chosen.template.render([shown]) == ("<|endoftext|><image>\n\nQuestion: What?\n\nAnswer:")
     phi = choose_template(metadata | {"general.name": "phi-2"}, tokenizer, architecture="phi2")
     assert phi is None
+    if stated is None:
+        assert choose_template(metadata, tokenizer, architecture="llama") is None
 
 
 @pytest.mark.parametrize("architecture", ["deepseek2-ocr", "deepseekocr"])

@@ -387,6 +387,12 @@ def test_probes_of_a_slow_template_end_with_the_first(monkeypatch: pytest.Monkey
     assert len(renderings) == 1
 
 
+@pytest.mark.parametrize("texts", [("", "Word"), ("Word", "")])
+def test_a_turn_without_text_is_joined_without_a_blank_line(texts: tuple[str, str]) -> None:
+    turns = [Message("user", text) for text in texts]
+    assert TurnRules(repeated_users=False).adapted(turns) == [Message("user", "Word")]
+
+
 def test_an_image_after_a_result_stays_in_a_turn_of_the_user() -> None:
     """Of Claude Code: a tool's result, and a pasted image."""
     published = Published("Mistral-Small-3.2-24B-Instruct-2506")

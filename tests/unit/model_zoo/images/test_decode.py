@@ -19,7 +19,7 @@ from transformers.image_transforms import convert_to_rgb
 from model_zoo.images import jpeg
 from model_zoo.images.decode import DecodingLimits, decode
 from tests.pictures import photo
-from tests.unit.model_zoo.images.image_files import bmp_of, chunk, png_of, saved
+from tests.unit.model_zoo.images.image_files import bmp_of, chunk, gif_frame, gif_of, png_of, saved
 
 LIMITS = DecodingLimits()
 RGB = Image.fromarray(photo(37, 53))
@@ -106,6 +106,7 @@ GIF_FILES = {
         PALETTE, "GIF", save_all=True, append_images=[RGB.rotate(90)], disposal=2, loop=0
     ),
     "commented": saved(PALETTE, "GIF", comment=b"x" * 900),
+    "with bytes between blocks": gif_of([b"\x00\x09", gif_frame()], width=1, height=1),
 }
 BMP_FILES = {
     "bits": saved(RGB.convert("1"), "BMP"),

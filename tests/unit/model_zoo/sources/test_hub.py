@@ -75,12 +75,14 @@ def test_parts_of_a_split_model_keep_their_names(store) -> None:
     }
 
 
-@pytest.mark.parametrize("kept", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"])
-def test_the_token_is_sent_to_the_hub_only(store, tmp_path, kept) -> None:
+@pytest.mark.parametrize("kept", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_the_token_is_sent_to_the_hub_only(store, tmp_path, monkeypatch, kept) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     places = {"HF_TOKEN_PATH": "token", "HF_HOME": "token", "XDG_CACHE_HOME": "huggingface/token"}
+    places["HOME"] = ".cache/huggingface/token"
     environment = {"HF_HOME": str(tmp_path), kept: TOKEN}
     if kept in places:
-        (tmp_path / places[kept]).parent.mkdir(exist_ok=True)
+        (tmp_path / places[kept]).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / places[kept]).write_text(TOKEN + "\n")
         environment = {kept: str(tmp_path / "token" if kept == "HF_TOKEN_PATH" else tmp_path)}
     with hub(repo=REPOSITORY, token=TOKEN) as (server, cdn):

@@ -170,6 +170,14 @@ def test_prompt_with_bos_gets_no_second_one() -> None:
     assert tokenizer.encode_document("<s><s>he").count(1) == 1
 
 
+@pytest.mark.parametrize(("ends", "count"), [(True, 1), (False, 2)])
+def test_documents_with_eos_get_no_second_one_and_others_keep_theirs(
+    ends: bool, count: int
+) -> None:
+    tokenizer = load(sentencepiece_metadata({}, add_eos_token=ends))
+    assert tokenizer.encode_document("he</s></s>").count(2) == count
+
+
 def test_file_without_a_bos_token_gets_none() -> None:
     tokenizer = load(byte_level_metadata(CHATML, pre="llama-bpe"))
     assert tokenizer.bos_id is None and not tokenizer.add_bos
@@ -271,6 +279,14 @@ def test_lone_surrogates_become_replacement_characters() -> None:
         tokenizer = load(metadata)
         assert tokenizer.decode(tokenizer.encode("a\ud83d")) == "a�"
         assert tokenizer.decode(tokenizer.encode("\ud83d\udc4d")) == "👍"
+
+
+def test_tokens_with_score_0_are_ordinary_in_vocabularies_without_byte_tokens() -> None:
+    metadata = sentencepiece_metadata({})
+    types, count = metadata["tokenizer.ggml.token_type"], len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.token_type"] = [NORMAL if t == BYTE else t for t in types]
+    metadata["tokenizer.ggml.scores"] = [0.0] * count
+    assert not read_vocabulary(metadata, architecture="gemma").user_defined
 
 
 def test_sentencepiece_vocabulary_may_have_duplicate_and_empty_tokens() -> None:

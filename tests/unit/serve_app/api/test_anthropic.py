@@ -195,6 +195,11 @@ async def test_defaults_are_the_models_own_and_then_ollamas():
     assert (task.max_tokens, task.stop) == (64, ("x",))
 
 
+async def test_a_turn_without_content_is_kept():
+    messages = [*USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": []}]
+    assert (await task_of(messages=messages)).prompt.messages[2] == Message("user", "")
+
+
 async def test_a_history_with_calls_and_images_reaches_the_template():
     messages = [
         *USER,
@@ -302,6 +307,7 @@ BAD = [
     ({"thinking": {"type": "hard"}}, 'field "thinking.type" is "hard"'),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, '"thinking.budget_tokens" is 0'),
     ({"thinking": {"type": "enabled", "budget_tokens": 64}}, 'field "max_tokens" is 64; it must'),
+    ({"thinking": {"type": "enabled", "display": "x"}}, 'field "thinking.display" is "x"'),
     ({"output_config": {"effort": "huge"}}, 'field "output_config.effort" is "huge"'),
     ({"mcp_servers": [{"url": "x"}]}, 'field "mcp_servers" is not served yet'),
     (

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from model_zoo.chat.messages import Message, ReplyStart
+from serve_app.api.ollama_models import parameter_size
 from serve_app.config.options import Options
 from serve_app.messages.tasks import Conversation, Infill, RawText, Truncation
 from tests.checkout import ROOT
@@ -446,6 +447,13 @@ async def test_the_version_is_that_of_ollamas_api_and_ours_stands_beside_it():
     assert reported["caravan"] == project["version"]
 
 
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999"), (1000, "1K"), (10**6, "1.00M"), (10**9, "1.0B")]
+)
+def test_numbers_of_parameters_have_a_unit_from_a_thousand_on(count, text):
+    assert parameter_size(count) == text
+
+
 async def test_a_key_is_required_where_keys_are_configured():
     async with http_client(
         PretendReplica(), api_keys=(api_key("secret"), api_key("other"))
@@ -460,4 +468,6 @@ async def test_a_key_is_required_where_keys_are_configured():
         assert "error" in (await client.get("/api/tags")).json()
         error = (await client.get("/v1/models")).json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        absent = await client.get("/v1/models/absent", headers={"x-api-key": "secret"})
+        assert absent.status_code == 404 and "www-authenticate" not in absent.headers
         assert (await client.get("/healthz")).status_code == 200

@@ -174,6 +174,7 @@ BAD = [
     (CHAT, {"guided_regex": "a", "guided_choice": ["a"]}, '"guided_regex" and "guided_choice"'),
     (CHAT, {"grammar": "x", "json_schema": SCHEMA}, '"grammar" and "json_schema" both'),
     (TEXT, {"grammar": {"root": 1}}, '"grammar" must be a text that is not empty'),
+    (TEXT, {"structured_outputs": {"grammar": ""}}, 'grammar" must be a text that is not empty'),
     (CHAT, {"guided_regex": "a", **in_format(SCHEMA)}, f'"{PLACE}" and "guided_regex" both'),
     (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "both demand a form"),
     (CHAT, {"structured_outputs": []}, '"structured_outputs" must be an object'),
