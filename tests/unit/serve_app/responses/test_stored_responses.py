@@ -162,6 +162,7 @@ async def test_a_new_process_copies_everything_in_pages(monkeypatch):
     for id in range(12):
         await stored.put("ab"[id % 2], entry(str(id)))
     processes.stores[0].delete("a", "0")
+    processes.stores.append(ResponseStore(LIMITS))  # has started as recently
     copy = ResponseStore(LIMITS)
     await copy_from(Replicas(processes), copy)
     assert copy.ids() == [str(id) for id in range(12)]
