@@ -40,10 +40,6 @@ def names(count: int) -> list[str]:
     return [f"r{number}" for number in range(count)]
 
 
-def test_no_replica_is_chosen_when_there_are_none():
-    assert RoutingPolicy().choose(prompt("a"), now=0.0) is None
-
-
 def test_the_next_turn_is_sent_to_the_same_replica():
     for seed in range(20):
         choices = policy(dict.fromkeys(names(8), IDLE), seed=seed)
@@ -107,14 +103,10 @@ def test_a_faster_replica_takes_more():
     assert policy({"fast": fast, "slow": slow}).choose(prompt("a"), now=0.0) == "fast"
 
 
-def test_a_replica_whose_slots_are_taken_is_avoided_though_its_queue_is_short():
-    taken = busy(0, running=16, slots=16)
-    queueing = busy(600, running=2, slots=16)
-    assert policy({"taken": taken, "queueing": queueing}).choose(prompt("a"), now=0) == "queueing"
-
-
-def test_a_replica_whose_memory_is_full_is_avoided():
-    full = busy(100, running=4, waiting=1, memory=0.99)
+@pytest.mark.parametrize(
+    "full", [busy(0, running=16), busy(100, running=4, waiting=1, memory=0.99)]
+)
+def test_a_replica_without_slots_or_memory_is_avoided_though_its_queue_is_short(full):
     queueing = busy(600, running=4)
     assert policy({"full": full, "queueing": queueing}).choose(prompt("a"), now=0) == "queueing"
 
