@@ -111,6 +111,19 @@ def test_pages_without_a_checkpoint_are_no_prefix_and_vice_versa() -> None:
     alone.check_idle()
 
 
+@pytest.mark.parametrize(("states", "cached"), [(2, 0), (3, 24)])
+def test_a_checkpoint_in_the_last_page_is_evicted_and_not_used(states: int, cached: int) -> None:
+    """The sequence that would use it needs a page for its own state."""
+    manager = managed([Full(), Recurrent()], states=states)
+    first, again = sequence_of(range(30)), sequence_of([*range(29), 99])
+    computed(manager, first)
+    assert manager.adopt(again)[0] == cached
+    assert manager.reserve(again, 30) is not None
+    for each in (first, again):
+        manager.release(each)
+    manager.check_idle()
+
+
 def test_pages_that_were_computed_again_are_not_evicted_before_those_that_follow_them() -> None:
     manager = managed([Full(), Recurrent()], pages=13)
     # The second starts at 28 and computes the eighth page again; the third takes one cached page.

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from model_zoo.chat.messages import Message
-from runtime.engine.request import FinishReason, ResumeState
+from runtime.engine.request import FinishReason, ResumeState, Usage
 from runtime.errors import (
     EngineDeadError,
     ModelUnavailableError,
@@ -16,7 +16,7 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
@@ -99,6 +99,16 @@ async def test_usage_counts_one_prompt_and_the_whole_time():
     assert usage.prompt_ns == 2_000, "of the first replica"
     assert 1_000 <= usage.queue_ns < took_ns
     assert 3_000 < usage.decode_ns < took_ns
+
+
+def test_the_time_before_the_first_token_is_not_decoding():
+    times = iter((0, 10, 30, 70, 200))  # arrival, attempt, first token, second attempt, end
+    failover = FailoverState(TASK, FailoverRules(), clock=lambda: next(times))
+    told = Usage(5, 4, 1, queue_ns=1, prompt_ns=2, decode_ns=3)
+    for finish in (None, FinishReason.STOP):
+        failover.begin_attempt(UNREACHABLE)
+        last = failover.accept(ChatDelta(usage=told, finish=finish)).usage
+    assert last is not None and (last.queue_ns, last.prompt_ns, last.decode_ns) == (11, 2, 170)
 
 
 async def test_waiting_for_a_replica_to_start_is_queueing_time():

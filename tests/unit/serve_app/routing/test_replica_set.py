@@ -17,7 +17,7 @@ from runtime.errors import ModelUnavailableError, OverloadedError, ReplicaLostEr
 from serve_app.messages.model_card import ModelCard
 from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.routing.listing_router import ListingRouter
-from serve_app.routing.load_reports import MAX_HASHES, LoadReporter
+from serve_app.routing.load_reports import MAX_HASHES, LoadReporter, replica_load
 from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.routing.replica_set import ReplicaSet
@@ -205,6 +205,11 @@ async def test_another_model_is_chosen_to_continue_an_answer_only_alone():
             assert {address.replica for address in addresses} == {"old"}
             handle.replace(new)
             assert (await known.choose(task("x"), identity="m")).replica == "new"
+
+
+def test_a_report_has_the_share_of_the_pages_in_use():
+    assert replica_load(EngineStatistics(pages_owned=30, pages_total=120)).memory == 0.25
+    assert replica_load(EngineStatistics()).memory == 0
 
 
 async def test_a_replica_set_records_prefixes_in_the_memory_of_its_ingress():
