@@ -265,11 +265,6 @@ async def test_system_messages_stay_at_their_place():
     ]  # fmt: skip
 
 
-async def test_tool_choice_none_hides_the_tools():
-    prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
-    assert prompt.tools == ()
-
-
 @pytest.mark.parametrize(
     ("body", "thinking", "budget"),
     [

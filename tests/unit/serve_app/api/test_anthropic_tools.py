@@ -220,3 +220,8 @@ async def test_some_tools_of_a_browser_must_be_enabled() -> None:
     assert "browser.navigate" in plain
     assert "browser.javascript_exec" not in plain
     assert await names(javascript_exec={"enabled": True}) == plain | {"browser.javascript_exec"}
+
+
+async def test_tool_choice_none_hides_the_tools():
+    prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
+    assert prompt.tools == ()
