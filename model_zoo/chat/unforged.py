@@ -76,16 +76,14 @@ def render_unforged(
         end = unused_sentinel([*given, sentinel])
         values[-1]["content"] = _ended(values[-1]["content"], f"{end} ")
 
-    def shown(broken: _Values) -> str:
+    rendered = None
+    for broken in _broken(template, values, variables, breakable, sentinel, images):
         text = template.render_values(*broken, now=now)
-        return _before(end, text) if continued else text
-
-    needed, stricter = _broken(template, values, variables, breakable, sentinel, images)
-    rendered = shown(needed)
-    if stricter is not None:
-        further = shown(stricter)
-        same = without_sentinel(further, sentinel) == without_sentinel(rendered, sentinel)
-        rendered = further if same else rendered
+        text = _before(end, text) if continued else text
+        same = without_sentinel(text, sentinel)
+        if rendered is None or same == without_sentinel(rendered, sentinel):
+            rendered = text
+    assert rendered is not None
     return Unforged(rendered, sentinel)
 
 
@@ -158,9 +156,9 @@ def _broken(
     breakable: _Breakable,
     sentinel: str,
     images: ImageTexts | None,
-) -> tuple[_Values, _Values | None]:
-    """The messages and variables with the texts broken that must be; and, if that differs, with
-    `inspected_markers` broken too."""
+) -> list[_Values]:
+    """The messages and variables with the texts broken that must be; and then, if that differs,
+    with `inspected_markers` broken too."""
 
     def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
         chosen = control_token_guard(texts, breakable.kept, template.names)
@@ -178,9 +176,9 @@ def _broken(
 
     needed = broken(breakable.control + breakable.markers)
     if not breakable.inspected_markers:
-        return needed, None
+        return [needed]
     stricter = broken(breakable.control + breakable.markers + breakable.inspected_markers)
-    return needed, None if stricter == needed else stricter
+    return [needed] if stricter == needed else [needed, stricter]
 
 
 def _broken_message(

@@ -181,7 +181,7 @@ def test_the_steps_of_a_single_stream_do_not_overlap() -> None:
     costs = StepCosts()
     for rows in [*range(1, 16)] * 2:
         costs.observe(rows, 1000 + 20 * rows)
-    unsure = ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8)
+    unsure = ProposalCandidate(None, Acceptance(tried=1.0, accepted=0.5), 8)
     for rows, proposes in ((1, True), (2, False)):
         step = StepYield(costs, rows=rows, tokens=rows, room=8, overlaps=True)
         assert any(step.divided([unsure])) == proposes
@@ -189,7 +189,7 @@ def test_the_steps_of_a_single_stream_do_not_overlap() -> None:
 
 def test_a_proposal_takes_rows_and_adds_the_tokens_that_are_expected_of_it() -> None:
     step = StepYield(StepCosts(), rows=4, tokens=4, room=8)
-    step.take(ProposalCandidate(Acceptance(tried=1.0, accepted=0.5), 8), 2)
+    step.take(ProposalCandidate(None, Acceptance(tried=1.0, accepted=0.5), 8), 2)
     assert (step.rows, step.room, step.tokens) == (6, 6, 4 + 0.5 + 0.25)
 
 
