@@ -17,6 +17,12 @@ HUNYUAN = (
     "```json\nfunction_arguments_in_json_format\n```</tool_call>' }}{%- endfor %}"
     "{%- if '<answer>' in content %}{{- '<think>\n\n</think>\n' }}{%- endif %}"
 )
+# From the template of Hunyuan 3, which gives all marks a suffix, and that of its preview.
+HUNYUAN_3 = (
+    "{%- set HYTK = ':opensource' %}{%- set think_end = '</think{}>'.format(HYTK) %}"
+    "{%- for tool in tools %}{{- '<tool_calls{}>\n<tool_call{}>{}<tool_sep{}>' }}{%- endfor %}"
+)
+HUNYUAN_3_PREVIEW = "tools <think> </think> <tool_calls> <tool_call> <tool_sep> <arg_key>"
 # From MiniCPM 3's template.
 MINICPM3 = (
     "{%- if tools %}{{- '- You should answer in the following format:\n\n<|thought_start|>\n"
@@ -242,6 +248,27 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         HUNYUAN,
         f'<tool_calls>[{{"name": "get_weather", "arguments": {JSON}}}]</tool_calls>',
         Parsed(calls=BOTH[:1]),
+    ),
+    "hunyuan-3": (
+        HUNYUAN_3,
+        "<think:opensource>RR</think:opensource>TT<tool_calls:opensource>\n"
+        "<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        f"<arg_value:opensource>{CITY}</arg_value:opensource>\n"
+        "<arg_key:opensource>days</arg_key:opensource>\n"
+        "<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n"
+        "<tool_call:opensource>get_time<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>x</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "hunyuan-3-preview": (
+        HUNYUAN_3_PREVIEW,
+        "<think></think>TT<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
+        f"<arg_value>{CITY}</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+        "</tool_call>\n</tool_calls>",
+        Parsed("TT", calls=BOTH[:1]),
     ),
     "deepseek-v3.2": (
         "tools ｜DSML｜ function_calls </think>",

@@ -59,12 +59,14 @@ def _of_type(pattern: str) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^{pattern}$"}
 
 
-def _invoked(parameters: Parameters, opener: str, text: str = "", other: str = "") -> CallForm:
-    """Calls as `<invoke>` elements. `text`, `other`: attributes after the name of an argument whose
-    value is a text, or JSON."""
+def _invoked(
+    parameters: Parameters, opener: str, text: str = "", other: str = "", key_gap: Pieces = ()
+) -> CallForm:
+    """Calls as elements, such as `<invoke>`. `text`, `other`: attributes after the name of an
+    argument whose value is a text, or JSON. `key_gap`: texts after such a name."""
     types = ("string", "number", "boolean", "null", "array", "object")
     attributes = dict.fromkeys(types, other) | {"string": text} if text else {}
-    arguments = ParameterArguments(parameters, value_gap=("\n",), attributes=attributes)
+    arguments = ParameterArguments(parameters, key_gap, ("\n",), attributes)
     call = NamedCall(
         (parameters.begin,), (f"{parameters.name_end}\n",), (parameters.end,), arguments
     )
@@ -174,6 +176,12 @@ _FORMS = {
     ),
     "tool-calls": CallForm(JsonCall(), "<tool_calls>\n", ("\n</tool_calls>",), ("\n",)),
     "hunyuan": CallForm(_HUNYUAN, "<tool_calls>", ("</tool_calls>",), ("\n",)),
+    "hunyuan-3": _invoked(
+        family_parameters.HUNYUAN_3, "<tool_calls:opensource>", key_gap=("\n",)
+    ),
+    "hunyuan-3-preview": _invoked(
+        family_parameters.HUNYUAN_3_PREVIEW, "<tool_calls>", key_gap=("\n",)
+    ),
     "functionary-3.1": CallForm(
         NamedCall((), (">",), ("</function>",)), "<function=", (), ("<function=",)
     ),

@@ -34,4 +34,21 @@ GLM = Parameters(
     value_end="</arg_value>",
     end="</tool_call>",
 )
+
+
+def _hunyuan(suffix: str) -> Parameters:
+    """Marks of Hunyuan 3, with the suffix that its vocabulary gives them."""
+    return Parameters(
+        begin=f"<tool_call{suffix}>",
+        name_end=f"<tool_sep{suffix}>",
+        key=f"<arg_key{suffix}>",
+        key_end=f"</arg_key{suffix}>",
+        value=f"<arg_value{suffix}>",
+        value_end=f"</arg_value{suffix}>",
+        end=f"</tool_call{suffix}>",
+        closer=f"</tool_calls{suffix}>",
+    )
+
+
+HUNYUAN_3, HUNYUAN_3_PREVIEW = _hunyuan(":opensource"), _hunyuan("")
 MINICPM5 = Parameters('">', '<param name="', '">', "</param>", "</function>")

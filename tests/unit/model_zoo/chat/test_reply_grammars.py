@@ -44,7 +44,8 @@ WRITTEN = (
     "glm-4.6", "kimi-k2", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code", "minimax-m1",
     "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
     "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3", "hunyuan-dense",
-    "minicpm3", "nemotron-mini", "functiongemma", "glm-4.1v", "kimi-vl",
+    "minicpm3", "nemotron-mini", "functiongemma", "glm-4.1v", "kimi-vl", "hunyuan-3",
+    "hunyuan-3-preview",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
