@@ -44,9 +44,9 @@ class _Stored:
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{self.shard}: `{self.name}` cannot be read: {error}.") from error
 
-    def read_matching(self, index: int, dimensions: int) -> Tensor:
-        """The part for the slice `index` of a stack with so many dimensions."""
-        if len(self.shape) < dimensions or prod(self.shape) == 1:
+    def read_matching(self, index: int) -> Tensor:
+        """The part for the slice `index` of a stack."""
+        if prod(self.shape) == 1:
             return self.read()
         return self.read(index if self.shape[0] > 1 else 0)
 
@@ -70,9 +70,8 @@ class _Composed:
             if index is None or not self.form.sliced:
                 whole = self.form.numbers({end: part.read() for end, part in self.parts.items()})
                 return whole if index is None else whole[index]
-            dimensions = len(self.shape)
             return self.form.numbers(
-                {end: part.read_matching(index, dimensions) for end, part in self.parts.items()}
+                {end: part.read_matching(index) for end, part in self.parts.items()}
             )
         except IndexError as error:
             first = self.parts[self.form.first]

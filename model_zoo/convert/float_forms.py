@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.convert.packed_weights import four_bit_floats
-from model_zoo.convert.scaled_weights import Block, Shape, fits, scaled
+from model_zoo.convert.scaled_weights import Block, Shape, fits, scaled, spread
 from model_zoo.convert.stored_blocks import (
     are_halves,
     mxfp4_rows,
@@ -42,7 +42,8 @@ def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 
     def numbers(tensors: Tensors) -> Tensor:
         weight = tensors[end]
         if zero_point in tensors:
-            weight = weight.float() - tensors[zero_point].float()
+            zero = spread(tensors[zero_point].float(), weight.shape, block, parts)
+            weight = weight.float() - zero
         return scaled(weight, tensors[end + scale], block, parts)
 
     def exact(tensors: Parts) -> bool:

@@ -39,7 +39,8 @@ class _Grid:
 
 def packed_form(bits: int) -> WeightForm:
     """`pack-quantized` of compressed-tensors: integers in words of a row, and zero points in words
-    of a column, which are 2^(bits - 1) if they are not stored."""
+    of a column, which are 2^(bits - 1) if they are not stored. Groups of which any is -1 are
+    adjacent columns: no calibration has assigned them."""
 
     def shape(parts: Parts) -> Shape | None:
         scale, zero = parts["_scale"].shape, parts.get(_ZERO_POINT)
@@ -55,7 +56,9 @@ def packed_form(bits: int) -> WeightForm:
         zero = torch.full(scale.shape, 1 << bits - 1)
         if _ZERO_POINT in parts:
             zero = integers(parts[_ZERO_POINT].t(), bits).t()[: len(scale)]
-        return _Grid(zero, scale, parts.get(_GROUPS))
+        groups = parts.get(_GROUPS)
+        assigned = groups is not None and -1 not in groups
+        return _Grid(zero, scale, groups if assigned else None)
 
     return _form(
         bits,
@@ -69,7 +72,8 @@ def packed_form(bits: int) -> WeightForm:
 
 def gptq_form(bits: int, zero_offset: int) -> WeightForm:
     """Integers in words of a column, [in words, out]; zero points in words of a row, [groups, out
-    words], to which `zero_offset` is added."""
+    words], from each of which writers subtract `zero_offset` with a carry to the next."""
+    offsets = zero_offset * sum(1 << place for place in range(0, WORD_BITS, bits))
 
     def shape(parts: Parts) -> Shape | None:
         words, zero, scale = (parts[end].shape for end in _IN_WORDS)
@@ -80,7 +84,7 @@ def gptq_form(bits: int, zero_offset: int) -> WeightForm:
 
     def grid(parts: Tensors) -> _Grid:
         scale = parts[".scales"].t()
-        zero = integers(parts[".qzeros"], bits).t()[: len(scale)] + zero_offset
+        zero = integers(parts[".qzeros"] + offsets, bits).t()[: len(scale)]
         return _Grid(zero, scale, parts.get(".g_idx"))
 
     return _form(

@@ -32,8 +32,10 @@ def from_zero_points(
     columns. IndexError for groups that do not exist.
     """
     if groups is None:
-        groups = torch.arange(integers.shape[1]) // (integers.shape[1] // scale.shape[1])
+        groups = torch.arange(integers.shape[1]) // -(-integers.shape[1] // scale.shape[1])
     groups = groups.long()
+    if (groups < 0).any():
+        raise IndexError("negative groups")
     return (integers - zero[:, groups]).float() * scale.float()[:, groups]
 
 

@@ -31,11 +31,11 @@ def fits(weight: Shape, scale: Shape, block: Block | None, parts: int = 1) -> bo
 
 def scaled(weight: Tensor, scale: Tensor, block: Block | None = None, parts: int = 1) -> Tensor:
     """weight [..., out, in], scale as in `fits` -> float32 [..., out, in]."""
-    return weight.float() * _spread(_numbers(scale), weight.shape, block, parts)
+    return weight.float() * spread(_numbers(scale), weight.shape, block, parts)
 
 
-def _spread(scale: Tensor, shape: Shape, block: Block | None, parts: int) -> Tensor:
-    """scale as in `fits` -> of a shape that is broadcast to `shape`."""
+def spread(scale: Tensor, shape: Shape, block: Block | None = None, parts: int = 1) -> Tensor:
+    """Scales or zero points as in `fits` -> of a shape that is broadcast to `shape`."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() < len(shape):

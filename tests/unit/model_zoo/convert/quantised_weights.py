@@ -71,10 +71,11 @@ def int8_rows(weight: Tensor) -> Quantised:
     return {"": rounded.char(), "_scale": scale}, rounded * scale
 
 
-def int8_zero_points(weight: Tensor) -> Quantised:
-    rounded, scale, zero = by_groups(weight, torch.zeros(weight.shape[1]).int(), -128, 127)
+def int8_zero_points(weight: Tensor, *, columns: int) -> Quantised:
+    groups = torch.arange(weight.shape[1]) // columns
+    rounded, scale, zero = by_groups(weight, groups, -128, 127)
     parts = {"": rounded.char(), "_scale": scale, "_zero_point": zero.char()}
-    return parts, (rounded - zero) * scale
+    return parts, (rounded - zero[:, groups]) * scale[:, groups]
 
 
 def packed(weight: Tensor, *, bits: int, columns: int, zero_points: bool = False) -> Quantised:
@@ -101,6 +102,12 @@ def packed_in_activation_order(weight: Tensor) -> Quantised:
     groups = (torch.arange(weight.shape[1]) // 16)[inverse]
     shuffled = {"_packed": words(integers[:, inverse], 4), "_g_idx": groups.int()}
     return parts | shuffled, meant[:, inverse]
+
+
+def packed_without_order(weight: Tensor) -> Quantised:
+    """With groups that no calibration has assigned."""
+    parts, meant = packed(weight, bits=4, columns=32)
+    return parts | {"_g_idx": torch.full((weight.shape[1],), -1, dtype=torch.int32)}, meant
 
 
 def nearest_e2m1(numbers: Tensor) -> Tensor:
@@ -156,14 +163,16 @@ def mxfp4(weight: Tensor) -> Quantised:
 def gptq(
     weight: Tensor, *, bits: int, less: int = 1, ordered: bool = True, zero_points: bool = True
 ) -> Quantised:
-    """`less`: than the zero points that are meant, which else are in the middle."""
+    """`less`: what is subtracted from the zero points, as numbers of a word as in GPTQModel.
+    zero_points: whether these differ from the middle."""
     groups = torch.arange(weight.shape[1]) // 32
     groups = groups if ordered else groups[torch.randperm(len(groups))]
     rounded, scale, zero = by_groups(weight, groups, 0, (1 << bits) - 1)
-    zero = zero.clamp(min=1) if zero_points else torch.full_like(zero, 1 << bits - 1)
+    zero = zero if zero_points else torch.full_like(zero, 1 << bits - 1)
+    ones = words(torch.full((1, 32 // bits), less), bits)
     parts = {
         "qweight": words(rounded, bits).t().contiguous(),
-        "qzeros": words(zero.t() - less, bits),
+        "qzeros": words(zero.t(), bits) - ones,
         "scales": scale.t().half().contiguous(),
         "g_idx": groups.int(),
     }

@@ -46,16 +46,19 @@ METHODS = {
     "float8_rows_of_model_optimizer": (forms.float8_rows_of_model_optimizer, MODEL_OPTIMIZER),
     "float8_exponents": (forms.float8_exponents, compressed("mxfp8-quantized")),
     "int8_rows": (forms.int8_rows, INT8),
-    "int8_zero_points": (forms.int8_zero_points, INT8),
+    "int8_zero_points": (partial(forms.int8_zero_points, columns=96), INT8),
+    "int8_zero_points_of_groups": (partial(forms.int8_zero_points, columns=32), INT8),
     "int4": (partial(forms.packed, bits=4, columns=32), PACKED),
     "int4_zero_points": (partial(forms.packed, bits=4, columns=8, zero_points=True), PACKED),
     "int4_in_activation_order": (forms.packed_in_activation_order, PACKED),
+    "int4_without_order": (forms.packed_without_order, PACKED),
     "int8_packed": (partial(forms.packed, bits=8, columns=96), PACKED),
     "nvfp4": (forms.nvfp4, NVFP4),
     "nvfp4_of_model_optimizer": (forms.nvfp4_of_model_optimizer, MODEL_OPTIMIZER),
     "mxfp4": (forms.mxfp4, compressed("mxfp4-pack-quantized")),
     "gptq": (partial(forms.gptq, bits=4), GPTQ),
     "gptq_8": (partial(forms.gptq, bits=8), GPTQ | {"bits": 8}),
+    "gptq_positive": (lambda weight: forms.gptq(weight.abs(), bits=4), GPTQ),
     "gptq_in_activation_order": (partial(forms.gptq, bits=4, ordered=False), GPTQ),
     "gptq_2": (partial(forms.gptq, bits=4, less=0), GPTQ | {"checkpoint_format": "gptq_v2"}),
     "gptq_symmetric": (partial(forms.gptq, bits=4, zero_points=False), GPTQ),
@@ -141,6 +144,7 @@ def test_the_default_type_is_that_of_the_scales(method, wide, tmp_path) -> None:
 # The types of the matrices of keys, of those into feed-forwards, and of those out of these.
 IN_BLOCKS = {
     "int4": ("Q4_0", "Q4_0", "Q4_0"),
+    "int4_without_order": ("Q4_0", "Q4_0", "Q4_0"),
     "int8_packed": ("Q8_0", "Q8_0", "Q8_0"),
     "gptq_symmetric": ("Q4_0", "Q4_0", "Q4_0"),
     "nvfp4": ("NVFP4", "NVFP4", "F16"),  # its rows are no multiple of 64
@@ -202,9 +206,13 @@ def wrong_shape(folder: Path) -> None:
     reshaped(folder, lambda weights: weights.update({f"{DOWN}.weight_shape": stated}))
 
 
-def wrong_group(folder: Path) -> None:
-    groups = torch.full((96,), 6, dtype=torch.int32)
+def wrong_group(folder: Path, group: int = 6) -> None:
+    groups = torch.full((96,), group, dtype=torch.int32)
     reshaped(folder, lambda weights: weights.update({f"{DOWN}.weight_g_idx": groups}))
+
+
+def negative_group(folder: Path) -> None:
+    wrong_group(folder, -2)
 
 
 def scales_of_integers(folder: Path) -> None:
@@ -247,6 +255,7 @@ REFUSED = {
     lost_scale: (ModelFileError, "does not know: .*down_proj.weight_packed"),
     wrong_shape: (ModelFileError, r"do not fit .*down_proj.weight_packed` \[64, 12\]"),
     wrong_group: (ModelFileError, "down_proj.weight_packed` has groups without scales"),
+    negative_group: (ModelFileError, "down_proj.weight_packed` has groups without scales"),
     scales_of_integers: (UnsupportedModelError, "down_proj.weight_scale` holds .* I32"),
     twice: (ModelFileError, "down_proj.weight` is stored in two forms"),
     sparse: (UnsupportedModelError, "compressed with sparse-24-bitmask"),

@@ -87,7 +87,7 @@ def test_scaled_weights_are_those_of_transformers() -> None:
     assert torch.equal(scaled(small, scales, (128, 128)), expected)
 
 
-@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 1, 1), (1, 1, 1), (3, 4, 1)])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 1, 1), (1, 1, 1), (3, 4, 1), (3, 4)])
 def test_a_slice_of_stacked_weights_has_its_own_scales(shape, tmp_path) -> None:
     small = torch.randn(3, 4, 8).to(EIGHT_BITS)
     scales = torch.rand(shape) + 0.5
