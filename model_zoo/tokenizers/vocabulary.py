@@ -75,14 +75,16 @@ BETWEEN_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 # Of replies and of calls in gpt-oss and Solar Open, where `<|end|>` ends a part of a reply only.
 _WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
-# Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins: a token
-# of their vocabularies, and the texts. llama.cpp does not know them, and its converter states some.
+# Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins, and of
+# Laguna: a token of their vocabularies, and the texts. llama.cpp does not know them, and its
+# converter states some.
 # Nemotron Nano 2 has `<SPECIAL_12>` behind answers besides.
 _NEXT_TURNS = (
     ("[gMASK]", ("<|user|>", "<|observation|>")),
     ("<extra_id_0>", ("<extra_id_1>",)),
     ("<SPECIAL_10>", ("<SPECIAL_11>", "<SPECIAL_12>")),
     ("<start_function_call>", ("<start_function_response>",)),
+    ("<assistant>", ("</assistant>",)),
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id", *BETWEEN_FILES)
 _TYPES_KEY = "tokenizer.ggml.token_type"

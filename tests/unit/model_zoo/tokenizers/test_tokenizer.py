@@ -121,6 +121,12 @@ def test_function_gemmas_turns_end_where_a_result_begins(kind: int) -> None:
     assert ends(calling) == {"<end_of_turn>", "<start_function_response>"}
 
 
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_lagunas_turns_end_as_elements(kind: int) -> None:
+    assert ends(dict.fromkeys(("<assistant>", "</assistant>"), kind)) == {"</assistant>"}
+    assert ends({"</assistant>": kind}) == set()
+
+
 def test_minimaxs_end_needs_no_key() -> None:
     assert ends({"[e~[": CONTROL}) == {"[e~["}
     assert ends({"[e~[": NORMAL}) == set()
