@@ -50,6 +50,10 @@ _PATH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_TAIL}"
+# Of Laguna: line breaks begin pieces, which reach to the next ones.
+_LINES = r"(?:\r?\n)+(?!\r?\n)"
+# Expressions that isolate what published ones find and merge with what follows.
+MERGED_WITH_NEXT: Mapping[str, str] = {_LINES: rf"{_LINES}(?>[^\r\n]+|\r(?!\n))*"}
 # Runs of spaces are cut into powers of two.
 _SPACE_RUNS = "|".join(rf"\s{{{size}}}(?!\S)" for size in ("512 256 128 64 32 16 8 4 1,2".split()))
 _JAIS2 = (
@@ -139,7 +143,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
         "deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"
         " bailingmoe2 llada-moe"
     ),
-    PreTokenizer((r"(?:\r?\n)+(?!\r?\n)", _QWEN2)): "laguna",
+    PreTokenizer((MERGED_WITH_NEXT[_LINES], _QWEN2)): "laguna",
     PreTokenizer((_QWEN35,), nfc=True): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",

@@ -7,7 +7,7 @@ from model_zoo.convert.vocabularies.expressions import canonical
 from model_zoo.convert.vocabularies.files import TokenizerFiles, parts
 from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.families import family_or_defaults
-from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from model_zoo.tokenizers.pretokenizers import MERGED_WITH_NEXT, PRE_TOKENIZERS
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError
 
@@ -85,8 +85,8 @@ def _expressions(files: TokenizerFiles) -> tuple[list[str], list[str]]:
     found = of_text
     for step in parts(files.json.get("pre_tokenizer"), "pretokenizers"):
         kind = step.get("type")
-        if kind == "Split" and _isolates(step):
-            found.append(step["pattern"]["Regex"])
+        if kind == "Split" and (expression := _isolating(step)) is not None:
+            found.append(expression)
         elif kind == "Digits":
             found.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
         elif kind == "Punctuation" and step.get("behavior") == "Contiguous":
@@ -103,15 +103,18 @@ def _expressions(files: TokenizerFiles) -> tuple[list[str], list[str]]:
     return of_text, of_bytes
 
 
-def _isolates(step: Mapping[str, Any]) -> bool:
-    pattern = step.get("pattern")
-    known = isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str)
+def _isolating(step: Mapping[str, Any]) -> str | None:
+    """The expression whose matches become pieces; None if none is known."""
+    pattern, behaviour = step.get("pattern"), (step.get("behavior"), step.get("invert") is True)
+    expression = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    if not isinstance(expression, str):
+        return None
+    if behaviour == ("MergedWithNext", False):
+        return MERGED_WITH_NEXT.get(expression)
     # Inverted removal is equivalent, because it keeps matches and these expressions match
     # everything.
-    return known and (
-        step.get("behavior") == "Isolated"
-        or (step.get("behavior") == "Removed" and step.get("invert") is True)
-    )
+    isolates = behaviour[0] == "Isolated" or behaviour == ("Removed", True)
+    return expression if isolates else None
 
 
 def _quoted(of_text: Sequence[str], of_bytes: Sequence[str]) -> str:

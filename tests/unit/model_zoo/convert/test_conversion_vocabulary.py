@@ -34,6 +34,7 @@ SENTENCES = (
 DIGITS = pre_tokenizers.Digits(individual_digits=True)
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+LINES = pre_tokenizers.Split(Regex(r"(?:\r?\n)+(?!\r?\n)"), "merged_with_next")
 TEXTS = st.text(max_size=60) | st.lists(
     st.sampled_from(" ".join(SENTENCES).split(" ")), max_size=9
 ).map(" ".join)
@@ -139,6 +140,7 @@ def test_byte_level_tokens_match_the_checkpoint(name: str, tmp_path) -> None:
                 BYTES,
             ],
         ),
+        ("laguna", [LINES, *PRE_TOKENIZERS["qwen2"].expressions, BYTES]),
     ],
 )
 def test_steps_are_recognised_in_any_spelling(name, steps, tmp_path) -> None:
