@@ -321,6 +321,8 @@ def _shape(
     empty = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
     try:
         shape = tuple(transform(*empty).shape)
+        if not shape:
+            raise ValueError("a number")
     except (RuntimeError, *INVALID) as error:
         raise ModelFileError(
             f"{checkpoint.folder}: `{names[0]}` has the shape {shapes[0]}, which this architecture "

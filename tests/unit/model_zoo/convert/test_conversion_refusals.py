@@ -169,6 +169,11 @@ def empty_tensor(folder: Path) -> None:
     reshaped(folder, lambda w: w.update({"model.norm.weight": torch.ones(0)}))
 
 
+def number_for_a_matrix(folder: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    reshaped(folder, lambda w: w.update({name: torch.tensor(1.0)}))
+
+
 def endless_number_in_a_list(folder: Path) -> None:
     settings(folder, intermediate_size=[1 << 31, 96])
 
@@ -235,6 +240,7 @@ REFUSED = {
     unknown_scaling: (UnsupportedModelError, "the rope scaling dynamic is not supported"),
     scaling_without_numbers: (ModelFileError, "does not determine `rope_freqs.weight`"),
     quantised_by_others: (UnsupportedModelError, r"its weights are quantised \(bitsandbytes\)"),
+    number_for_a_matrix: (ModelFileError, r"down_proj\.weight` has the shape \(\), which"),
     empty_tensor: (ModelFileError, r"`model\.norm\.weight` is empty"),
     endless_number_in_a_list: (ModelFileError, r"states \[2147483648, 96\] for `llama\.feed_forw"),
     endless_temperature: (ModelFileError, r"states 1e\+300 for `general\.sampling\.temp`"),
