@@ -91,10 +91,7 @@ class _Composed:
     def factor(self) -> Tensor | None:
         """float32 [1]: the factor of the blocks, if they have one."""
         made = self.form.blocks
-        if made is None or made.factor is None:
-            return None
-        ends = [end for end in self.parts if end != self.form.first]
-        return made.factor({end: self.parts[end].read() for end in ends})
+        return None if made is None or made.factor is None else made.factor(self.parts)
 
 
 class Checkpoint:

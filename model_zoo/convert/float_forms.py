@@ -86,21 +86,21 @@ def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> WeightForm
         single = parts[factor].shape in ((), (1,))
         return _columns(parts, packed, _NVFP4_COLUMNS) if single else None
 
-    def multiplier(parts: Tensors) -> Tensor:
-        number = parts[factor].float().reshape(1)
+    def multiplier(stored: Tensor) -> Tensor:
+        number = stored.float().reshape(1)
         return 1 / number if divides else number
 
     return WeightForm(
         needed={packed: _BYTES, "_scale": EIGHT_BIT_FLOATS, factor: FLOATS},
         shape=shape,
         numbers=lambda parts: (
-            scaled(four_bit_floats(parts[packed]), parts["_scale"]) * multiplier(parts)
+            scaled(four_bit_floats(parts[packed]), parts["_scale"]) * multiplier(parts[factor])
         ),
         blocks=Blocks(
             "NVFP4",
             lambda parts: 2 * parts[packed].shape[-1] % _NVFP4_BLOCK == 0,
             lambda parts: nvfp4_rows(parts[packed], parts["_scale"]),
-            multiplier,
+            lambda parts: multiplier(parts[factor].read()),
         ),
     )
 

@@ -47,7 +47,7 @@ class Blocks:
     type: str
     exact: Callable[[Parts], bool]
     rows: Callable[[Tensors], Tensor]
-    factor: Callable[[Tensors], Tensor] | None = None
+    factor: Callable[[Parts], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
