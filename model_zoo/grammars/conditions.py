@@ -90,19 +90,20 @@ def _apart(known: Exclusions, alternatives: list[Any], spend: Spend) -> list[Any
     """The alternatives, each without the values of the others; None if they are not known."""
     if len(alternatives) > _MAX_COMPARED:
         return None
-    overlapping: list[list[int]] = [[] for _ in alternatives]
+    overlapping: dict[int, list[int]] = {}
     for one, other in combinations(range(len(alternatives)), 2):
         if not known.excludes(alternatives[one], alternatives[other]):
-            overlapping[one].append(other)
-            overlapping[other].append(one)
-    if sum(map(bool, overlapping)) > _MAX_OVERLAPPING:
-        return None
-    others = {at: known.negated(alternatives[at]) for listed in overlapping for at in listed}
-    if None in others.values() or not spend([others[at] for each in overlapping for at in each]):
+            overlapping.setdefault(one, []).append(other)
+            overlapping.setdefault(other, []).append(one)
+        if len(overlapping) > _MAX_OVERLAPPING:
+            return None
+    others = {at: known.negated(alternatives[at]) for at in overlapping}
+    excluded = {at: [others[each] for each in listed] for at, listed in overlapping.items()}
+    if None in others.values() or not spend([*excluded.values()]):
         return None
     return [
-        {"allOf": [each, *(others[at] for at in listed)]} if listed else each
-        for each, listed in zip(alternatives, overlapping, strict=True)
+        {"allOf": [each, *excluded[at]]} if at in excluded else each
+        for at, each in enumerate(alternatives)
     ]
 
 

@@ -95,8 +95,10 @@ class _Rewriting:
         if names is None:
             return schema
         own = typed(schema, "properties", dict)
-        rest["properties"] = {**own, **{name: {} for name in names if name not in own}}
-        return {**rest, "additionalProperties": others}
+        added: Schema = {name: {} for name in names if name not in own}
+        if added and not self._spend(added):
+            return schema
+        return {**rest, "properties": {**own, **added}, "additionalProperties": others}
 
     def _with_named_members(self, schema: Schema) -> Schema:
         """A schema whose `propertyNames` are any texts, a list of texts, or the texts of a pattern
@@ -119,7 +121,7 @@ class _Rewriting:
             return schema
         if listed is not None:
             # Lists within each other multiply, so the schemas that they repeat have a limit.
-            if not self._spend(others, len(listed)):
+            if not (self._spend(listed) and self._spend(others, len(listed))):
                 return schema
             members = {name: declared.get(name, others) for name in listed}
             return {**rest, "properties": members, "additionalProperties": False}
@@ -141,12 +143,12 @@ class _Rewriting:
         if most is None or "prefixItems" in schema:
             return rest
         rest["maxItems"] = most = min(most, len(values))
-        lengths = range(least, most + 1)
-        count = sum(math.perm(len(values), length) for length in lengths)
-        if count > MAX_LISTED_ARRAYS or not self._spend(values, count):
-            return rest
-        arrays = [[*each] for length in lengths for each in permutations(values, length)]
-        return _with_arrays(rest, {"enum": arrays})
+        arrays: list[list[Any]] = []
+        for length in range(least, most + 1):
+            if len(arrays) + math.perm(len(values), length) > MAX_LISTED_ARRAYS:
+                return rest
+            arrays += map(list, permutations(values, length))
+        return _with_arrays(rest, {"enum": arrays}) if self._spend(values, len(arrays)) else rest
 
     def _containing(self, schema: Schema) -> Schema:
         """A schema without `contains`: the item is among the first ones."""
@@ -172,19 +174,25 @@ class _Rewriting:
 
     def _with_first_member(self, schema: Schema) -> Schema:
         """A schema without `minProperties: 1`, which grammars do not have beside properties that
-        are not required: one of these is the first member."""
-        names = [*typed(schema, "properties", dict)]
+        are not required: one of these is the first member, or, where a schema describes others,
+        there is only one of those or more."""
+        members = typed(schema, "properties", dict)
+        names = [name for name in members if members[name] is not False]
         required = [name for name in typed(schema, "required", list) if isinstance(name, str)]
         if schema.get("minProperties") != 1 or not names or {*names} <= {*required}:
             return schema
         rest = {key: value for key, value in schema.items() if key != "minProperties"}
         if required:
             return rest
+        if not self._spend(names, len(names)):
+            return schema
         alternatives = [
             {"properties": dict.fromkeys(names[:at], False), "required": [name]}
             for at, name in enumerate(names)
         ]
-        return _combined(rest, {"anyOf": alternatives}) if self._spend(alternatives) else schema
+        if rest.get("additionalProperties", False) is not False or "patternProperties" in rest:
+            alternatives.append({"properties": dict.fromkeys(names, False), "minProperties": 1})
+        return _combined(rest, {"anyOf": alternatives})
 
 
 def _combined(schema: Schema, other: Schema) -> Schema:

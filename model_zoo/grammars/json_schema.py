@@ -281,7 +281,7 @@ def closed(schema: Schema) -> Schema:
     described = {**typed(schema, "properties", dict), **typed(schema, "patternProperties", dict)}
     if not described or any(key in schema for key in _OTHERS):
         return schema
-    properties = typed(schema, "properties", dict)
-    if not all(name in [*properties] for name in typed(schema, "required", list)):
+    properties, required = typed(schema, "properties", dict), typed(schema, "required", list)
+    if not all(isinstance(name, str) and name in properties for name in required):
         return schema
     return {**schema, "additionalProperties": False}

@@ -16,9 +16,13 @@ from model_zoo.grammars.schema_parts import (
     types_of,
 )
 
-# Parts that are read to find what a schema excludes, and their nesting with references.
+# Parts, names and values that are read to find what a schema excludes, and the nesting of parts
+# with references.
 MAX_STEPS = 30_000
 _MAX_DEPTH = 8
+# Characters of excluded texts that count as a step, and the longest such text: a regular expression
+# nests for each of its characters, which llguidance limits.
+_STEP_CHARACTERS, _LONGEST_TEXT = 8, 80
 _IGNORED = (*ANNOTATIONS, *DEFINITIONS, "$schema", "$id", "discriminator", "readOnly", "writeOnly")
 _TYPE_OF: dict[type, str] = {
     type(None): "null",
@@ -82,7 +86,7 @@ class Exclusions:
             case "type", str() | list():
                 return _of_other_types(types_of(schema))
             case "enum", list():
-                return _of_other_values(value)
+                return _of_other_values(value) if self._reads_texts(value) else None
             case "required", list() if all(isinstance(name, str) for name in value):
                 return [{"type": "object", "properties": {name: False}} for name in value]
             case "properties", dict():
@@ -161,7 +165,7 @@ class Exclusions:
         for each in self._conjuncts(schema):
             values = _values_of(each) if isinstance(each, dict) else None
             if values is not None:
-                return values
+                return values if self._step(0, len(values)) else None
         return None
 
     def names(self, schema: Any) -> dict[str, None] | None:
@@ -174,13 +178,22 @@ class Exclusions:
             further = each.get("additionalProperties", False) is not False
             if further or any(key in each for key in _DESCRIBING):
                 return None
-            found.update(dict.fromkeys(typed(each, "properties", dict)))
-        return found if self._steps >= 0 else None
+            described = typed(each, "properties", dict)
+            if not self._step(0, len(described)):
+                return None
+            found.update(dict.fromkeys(described))
+        return found
 
-    def _step(self, depth: int) -> bool:
-        """Whether another part may be read, at this depth."""
-        self._steps -= 1
+    def _step(self, depth: int, count: int = 1) -> bool:
+        """Whether so many other parts, names or values may be read, at this depth."""
+        self._steps -= count
         return self._steps >= 0 and depth <= _MAX_DEPTH
+
+    def _reads_texts(self, values: list[Any]) -> bool:
+        """Whether the values may be excluded, as far as their texts' lengths allow that."""
+        lengths = [len(each) for each in values if isinstance(each, str)]
+        count = len(values) + sum(lengths) // _STEP_CHARACTERS
+        return self._step(0, count) and max(lengths, default=0) <= _LONGEST_TEXT
 
 
 def _of_other_types(types: list[str]) -> list[Schema | bool] | None:
@@ -240,7 +253,10 @@ def _literal(character: str) -> str:
 def _values_of(schema: Schema) -> list[Any] | None:
     """The values that the keywords of a schema itself list."""
     kinds = _kinds(schema)
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    listed = schema.get("enum")
+    if "const" in schema:
+        allowed = isinstance(listed, list) and canonical(schema["const"]) in map(canonical, listed)
+        listed = [schema["const"]] if allowed or not isinstance(listed, list) else []
     if isinstance(listed, list):
         return [each for each in listed if _TYPE_OF[type(each)] in kinds]
     if "type" in schema and kinds <= {"boolean", "null"}:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import tracemalloc
 from typing import Any
 
 import jsonschema
@@ -81,6 +83,11 @@ NAMED = [
         ['{"b": "x"}', '{"d": 1}'],
     ),
     ({"properties": {"a": {}, "b": {}}, "minProperties": 1}, ['{"b": 1}', '{"a": 1}'], ["{}"]),
+    (
+        {"properties": {"a": {}, "b": {}}, "minProperties": 1, **ANYTHING},
+        ['{"b": 1}', '{"a": 1, "c": 1}', '{"c": 1}'],
+        ["{}", '{"c": "1"}'],
+    ),
 ]
 
 
@@ -121,6 +128,7 @@ CONDITIONS: list[Any] = [
     ({"type": "integer", "not": {"enum": [1, 2]}}, ["0", "3"], ["1", "2"]),
     ({"enum": [1, True, None, "a"], "not": {"enum": [True, "a"]}}, ["1", "null"], ["true", '"a"']),
     ({"type": "string", "not": {"maxLength": 1}}, ['"ab"'], ['"a"', '""']),
+    ({"type": "integer", "not": {"const": 1, "enum": [2]}}, ["1", "2"], ['"a"']),
     ({"type": "number", "not": {"anyOf": [{"minimum": 5}, {"maximum": 1}]}}, ["4"], ["5", "1"]),
     ({"type": "integer", "not": {"not": {"maximum": 3}}}, ["3"], ["4"]),
     ({"oneOf": [TEXT, {"const": "a"}, {"type": "null"}]}, ['"b"', "null"], ['"a"', "1"]),
@@ -315,3 +323,51 @@ def test_named_members_within_each_other_are_not_multiplied_without_end() -> Non
         schema = {"type": "object", "propertyNames": named, "additionalProperties": schema}
     assert len(json.dumps(simplified(schema))) < 2 * MAX_REPEATED_CHARACTERS
     assert "propertyNames" in (error_of(schema) or "")
+
+
+MEMBERS = {"properties": {f"a{at}": {} for at in range(2500)}}
+TEXTS, NUMBERS = {"enum": [f"a{at}" for at in range(5000)]}, {"enum": [*range(2500)]}
+
+
+def repeated(part: Any, definition: Any) -> dict[str, Any]:
+    """A schema that uses a definition, `#/$defs/x`, in many equal parts."""
+    return {"$defs": {"x": definition}, "anyOf": [part] * 20}
+
+
+def test_members_are_not_repeated_without_end() -> None:
+    reference = {"$ref": "#/$defs/x"}
+    for definition, part in (
+        (MEMBERS, {**reference, "unevaluatedProperties": False}),
+        (TEXTS, {"propertyNames": reference}),
+    ):
+        schema = repeated(part, definition)
+        assert len(json.dumps(simplified(schema))) < 2 * MAX_REPEATED_CHARACTERS
+    tracemalloc.start()
+    try:
+        simplified({**MEMBERS, "minProperties": 1})
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("definition", [TEXTS, NUMBERS])
+def test_the_work_on_listed_values_is_limited(definition: Any) -> None:
+    work = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal work
+        work += 1
+
+    items = {"uniqueItems": True, "items": {"$ref": "#/$defs/x"}}
+    schema = repeated({"not": {"$ref": "#/$defs/x"}, **items}, definition)
+    sys.setprofile(count)  # of calls
+    try:
+        simplified(schema)
+    finally:
+        sys.setprofile(None)
+    assert work < 2_000_000
+
+
+def test_long_texts_are_not_excluded() -> None:
+    assert error_of({"type": "string", "not": {"const": "a" * 80}}) is None
+    assert '"not" cannot be enforced' in (error_of({"not": {"enum": ["a" * 1000]}}) or "")
