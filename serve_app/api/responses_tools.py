@@ -66,10 +66,13 @@ class PlacedTool:
 
     @property
     def name(self) -> str:
-        """The tool's name; by default that which its type determines."""
-        if self.tool.name is None and self.tool.type in ("function", "custom", NAMESPACE):
+        """The tool's name, which some types determine."""
+        kind = self.tool.type
+        if kind not in ("function", "custom", NAMESPACE):
+            return _NAMES.get(kind, kind)
+        if self.tool.name is None:
             raise RequestError(f'field "{self.place}.name" is required')
-        return self.tool.name or _NAMES.get(self.tool.type, self.tool.type)
+        return self.tool.name
 
     @property
     def full_name(self) -> str:

@@ -166,6 +166,12 @@ async def test_a_call_that_the_item_cannot_express_is_one_of_a_function(
     assert json.loads(item["arguments"]) == arguments
 
 
+async def test_the_type_of_a_tool_determines_its_name() -> None:
+    replica = calling("shell", {"commands": COMMANDS})
+    (item,) = (await post(replica, tools=[{"type": "shell", "name": "bash"}])).json()["output"]
+    assert item["type"] == "shell_call"
+
+
 async def test_a_deletion_has_no_diff() -> None:
     replica = calling("apply_patch", GONE)
     (item,) = (await post(replica, tools=[{"type": "apply_patch"}])).json()["output"]
