@@ -19,6 +19,8 @@ from serve_app.api.responses_tools import (
     ResponseFunction,
     ResponseTool,
     ShellEnvironment,
+    declarations,
+    in_namespace,
     placed_tools,
 )
 from serve_app.api.tool_choice import ToolChoice, openai_choice
@@ -58,12 +60,13 @@ class OfferedTools:
         conversation declare, which searches have `found`. Raises RequestError for types that are
         not served."""
         dropped = left_out(tools)
-        kept = [each for each in placed_tools("tools", tools) if each.tool not in dropped]
+        every = placed_tools("tools", tools)
+        kept = [_served(each) for each in every if not (dropped and _elsewhere(each))]
         if any(tool.type == "tool_search" for tool in dropped):
             kept = [*map(_as_found, kept)]
-        known = {each.full_name for each in map(_served, kept)}
+        known = {each.full_name for each in kept}
         for each in found:
-            if not _elsewhere(each.tool) and _served(each).full_name not in known:
+            if not _elsewhere(each) and _served(each).full_name not in known:
                 known.add(each.full_name)
                 kept.append(each)
         return cls(tuple(kept))
@@ -87,9 +90,9 @@ class OfferedTools:
         return {each.full_name: form for each in custom if (form := _input_form(each))}
 
 
-def left_out(tools: list[ResponseTool]) -> list[ResponseTool]:
+def left_out(tools: list[ResponseTool]) -> list[ResponseFunction]:
     """The tools of OpenAI's servers that are left out, because there are others."""
-    offered = [tool for tool in tools if _elsewhere(tool)]
+    offered = [each.tool for each in declarations("tools", tools) if _elsewhere(each)]
     return offered if len(offered) < len(tools) else []
 
 
@@ -130,13 +133,21 @@ def responses_choice(value: Any) -> ToolChoice:
     )
 
 
-def shown_tool(tool: ResponseFunction) -> Item:
-    """A declaration in the response object."""
-    shown: Item = {"type": tool.type}
-    names = ("name", "description") if tool.type == NAMESPACE else TYPES[tool.type].shown
-    shown |= {name: _shown(getattr(tool, name)) for name in names}
-    if isinstance(tool, ResponseTool) and tool.type == NAMESPACE:
-        shown["tools"] = [shown_tool(each) for each in tool.tools]
+def shown_tools(tools: list[ResponseTool]) -> list[Item]:
+    """The declarations in the response object, without those that are left out. Raises RequestError
+    for types that are not served."""
+    dropped = left_out(tools)
+    every = declarations("tools", tools)
+    return [_shown_tool(each) for each in every if not (dropped and _elsewhere(each))]
+
+
+def _shown_tool(placed: PlacedTool) -> Item:
+    tool = placed.tool
+    if tool.type == NAMESPACE and placed.namespace is None:
+        described = {"name": placed.name, "description": tool.description}
+        return {"type": NAMESPACE, **described, "tools": [*map(_shown_tool, in_namespace(placed))]}
+    names = _type(_served(placed)).shown
+    shown: Item = {"type": tool.type, **{name: _shown(getattr(tool, name)) for name in names}}
     if tool.type == "custom":
         shown["format"] = tool.format or {"type": "text"}
     return shown
@@ -164,12 +175,14 @@ def shown_choice(value: Any) -> Any:
     }
 
 
-def _elsewhere(tool: ResponseFunction) -> bool:
+def _elsewhere(placed: PlacedTool) -> bool:
     """Whether a tool of OpenAI's servers may be left out: those that agents such as Codex offer in
     each request beside their own, and the search for tools, all of which the model sees."""
+    tool = placed.tool
     if isinstance(tool, ResponseTool) and tool.type == "tool_search":
         return tool.execution != "client"
-    return tool.type in ("web_search", "web_search_preview", "image_generation")
+    elsewhere = ("web_search", "web_search_preview", "image_generation")
+    return placed.namespace is None and tool.type in elsewhere
 
 
 def _as_found(placed: PlacedTool) -> PlacedTool:
@@ -198,7 +211,8 @@ def _reference(tool: Item) -> Item:
 
 def _served(placed: PlacedTool) -> PlacedTool:
     place, kind = placed.place, placed.tool.type
-    if kind not in TYPES or not (placed.namespace is None or TYPES[kind].calls.tool is None):
+    known = kind in TYPES and (placed.namespace is None or TYPES[kind].calls.tool is None)
+    if not known or _elsewhere(placed):
         raise RequestError(f'field "{place}.type" is "{kind[:80]}", which is not served')
     return placed
 

@@ -13,7 +13,7 @@ from serve_app.api.offered_tools import (
     left_out,
     responses_choice,
     shown_choice,
-    shown_tool,
+    shown_tools,
 )
 from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
@@ -138,9 +138,9 @@ class ResponsesBody(Body):
             raise RequestError(f'field "top_logprobs" needs "{LOGPROBS}" in "include"')
         return top if LOGPROBS in self.include else None
 
-    def left_out(self) -> list[str]:
+    def left_out(self) -> set[str]:
         """The types of the tools that are left out."""
-        return [tool.type for tool in left_out(self.tools)]
+        return {tool.type for tool in left_out(self.tools)}
 
     def offered(self, items: Sequence[PlacedItem]) -> OfferedTools:
         """The tools that the model may call: those of the request, without those that are left out,
@@ -165,7 +165,6 @@ class ResponsesBody(Body):
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
-        dropped = left_out(self.tools)
         return {
             "id": id,
             "object": "response",
@@ -185,7 +184,7 @@ class ResponsesBody(Body):
             "temperature": options.temperature,
             "text": {"format": _shown_format(self.text.format)},
             "tool_choice": shown_choice(self.tool_choice),
-            "tools": [shown_tool(tool) for tool in self.tools if tool not in dropped],
+            "tools": shown_tools(self.tools),
             "top_logprobs": self.top_logprobs or 0,
             "top_p": options.top_p,
             "truncation": self.truncation,

@@ -85,15 +85,22 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace in (None, name) else f"{namespace}.{name}"
 
 
+def declarations(place: str, tools: Iterable[ResponseTool]) -> Iterator[PlacedTool]:
+    """The tools and namespaces of the field `place`."""
+    return (PlacedTool(f"{place}[{index}]", tool) for index, tool in enumerate(tools))
+
+
+def in_namespace(namespace: PlacedTool) -> Iterator[PlacedTool]:
+    """The tools of a namespace."""
+    assert isinstance(namespace.tool, ResponseTool)
+    for index, tool in enumerate(namespace.tool.tools):
+        yield PlacedTool(f"{namespace.place}.tools[{index}]", tool, namespace.name)
+
+
 def placed_tools(place: str, tools: Iterable[ResponseTool]) -> Iterator[PlacedTool]:
     """The tools of the field `place`, also those in namespaces."""
-    for index, tool in enumerate(tools):
-        placed = PlacedTool(f"{place}[{index}]", tool)
-        if tool.type != NAMESPACE:
-            yield placed
-            continue
-        for number, each in enumerate(tool.tools):
-            yield PlacedTool(f"{placed.place}.tools[{number}]", each, placed.name)
+    for each in declarations(place, tools):
+        yield from in_namespace(each) if each.tool.type == NAMESPACE else (each,)
 
 
 def tools_in(place: str, item: dict[str, Any]) -> list[ResponseTool]:

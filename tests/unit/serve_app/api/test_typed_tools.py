@@ -306,6 +306,9 @@ BAD = [
         'field "tools[0].tools[0].type" is "shell", which is not served',
     ),
     ({"tools": [{"type": "code_interpreter"}]}, '"tools[0].type" is "code_interpreter"'),
+    ({"tools": [TOOL, {"type": "mcp"}], "stream": True}, '"tools[1].type" is "mcp"'),
+    ({"tools": [{"type": "web_search"}]}, '"tools[0].type" is "web_search"'),
+    ({"tools": [{"type": "tool_search"}]}, '"tools[0].type" is "tool_search"'),
     ({"tool_choice": {"type": "file_search"}}, 'field "tool_choice" must be'),
     ({"tool_choice": {"type": "shell"}}, 'field "tool_choice" names the tool "shell", which'),
     (
