@@ -63,9 +63,10 @@ def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
     """The functions that stand for the tools. Raises RequestError for types that are not served and
     for missing fields."""
     found: list[Function] = []
+    dropped = left_out(tools)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
-        if _left_out(tool) and not all(map(_left_out, tools)):
+        if tool.type in dropped:
             continue
         if tool.type not in TYPES:
             raise RequestError(f'field "{place}.type" is "{tool.type[:80]}", which is not served')
@@ -73,11 +74,12 @@ def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
     return found
 
 
-def left_out(tools: Sequence[DeclaredTool]) -> list[str]:
+def left_out(tools: Sequence[DeclaredTool]) -> set[str]:
     """The types of tools that have no function, because there are others: searches for tools, all
     of which are shown to the model."""
-    searches = [tool.type for tool in tools if _left_out(tool)]
-    return searches if len(searches) < len(tools) else []
+    types = {tool.type for tool in tools}
+    searches = {kind for kind in types if kind.startswith(_SEARCHES)}
+    return searches if searches < types else set()
 
 
 def member_name(toolset: str, name: str) -> str:
@@ -93,10 +95,6 @@ def toolsets_of(tools: Sequence[DeclaredTool]) -> dict[str, str]:
         if (toolset := TOOLSETS.get(tool.type)) is not None
         for name in toolset.members
     }
-
-
-def _left_out(tool: DeclaredTool) -> bool:
-    return tool.type.startswith(_SEARCHES)
 
 
 def _name(place: str, tool: DeclaredTool) -> str:

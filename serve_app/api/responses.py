@@ -53,11 +53,12 @@ class OpenAIResponses:
 
     async def create(self, request: Request) -> Response:
         body = await self.bodies.read(ResponsesBody, request)
-        self._check(body)
+        await self._check(request, body)
         model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs, output = body.options(model), body.logprobs(), body.output_form()
         store = body.store and self.history.stores
-        facts = body.facts(new_response_id(), options) | {"store": store}
+        facts = await self.bodies.convert(request, body.facts, new_response_id(), options)
+        facts |= {"store": store}
         try:
             asked = await self._asked(request, body, model)
         except PromptTooLongError as error:
@@ -66,13 +67,14 @@ class OpenAIResponses:
             encoder = ResponseEncoder(facts, ReplyReader(()), {})
             return Reply(_begun_if_too_long(_failing(error)), encoder, stream=True)
         items, prompt = asked.items, asked.prompt
-        calls = body.calls(asked.offered, prompt.tools)
+        calls = await self.bodies.convert(request, body.calls, asked.offered, prompt.tools)
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
-        encoder = ResponseEncoder(facts, ReplyReader(prompt.tools), asked.offered.by_name())
+        by_name = await self.bodies.convert(request, asked.offered.by_name)
+        encoder = ResponseEncoder(facts, ReplyReader(prompt.tools), by_name)
         ending = self._storing(tenant_id(request), encoder, items) if store else None
         deltas = self.backend.generate(task)
         deltas = _begun_if_too_long(deltas) if body.stream else deltas
@@ -81,7 +83,7 @@ class OpenAIResponses:
     async def count(self, request: Request) -> Response:
         """The tokens of the prompt that the same request to /v1/responses would have."""
         body = await self.bodies.read(ResponsesBody, request)
-        self._check(body)
+        await self._check(request, body)
         model = await self.backend.served(body.model, allowed_models(request))
         asked = await self._asked(request, body, model)
         task = PromptTask(
@@ -118,9 +120,9 @@ class OpenAIResponses:
         listed = {"data": page, "first_id": first, "last_id": last, "has_more": more}
         return Response(msgspec.json.encode({"object": "list", **listed}), media_type=JSON)
 
-    def _check(self, body: ResponsesBody) -> None:
+    async def _check(self, request: Request, body: ResponsesBody) -> None:
         body.check()
-        for kind in body.left_out():
+        for kind in await self.bodies.convert(request, body.left_out):
             self.bodies.leave_out(f"tools[].type: {kind}")
 
     async def _asked(self, request: Request, body: ResponsesBody, model: ServedModel) -> "_Asked":

@@ -26,7 +26,8 @@ def calling(calls: list[dict[str, object]]) -> dict[str, object]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-# Bodies of two messages for each of `count`.
+SEARCH = {"type": "web_search"}  # is left out
+# By path, bodies of two messages or tools for each of `count`.
 BODIES: dict[str, Callable[[int], dict[str, object]]] = {
     "/v1/chat/completions": lambda count: {"messages": [QUESTION, calling([CALL])] * count},
     "/api/chat": lambda count: {
@@ -38,6 +39,10 @@ BODIES: dict[str, Callable[[int], dict[str, object]]] = {
         "max_tokens": 5,
     },
     "/v1/responses": lambda count: {"input": [QUESTION, CALL_ITEM] * count},
+    "/v1/responses?of=tools": lambda count: {
+        "input": "a",
+        "tools": [SEARCH] * count + [{"name": f"f{index}"} for index in range(count)],
+    },
 }
 
 
