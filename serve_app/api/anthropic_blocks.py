@@ -7,10 +7,9 @@ from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.anthropic_tools import member_name
 from serve_app.api.content_parts import check_type, joined, string
-from serve_app.api.json_values import check_value
 from serve_app.api.refusals import UnservedFieldError
 from serve_app.api.request_images import UnreadImage, UnreadMessage, from_url
-from serve_app.api.tools import MAX_ARGUMENTS_BYTES
+from serve_app.api.tools import checked_arguments
 
 # Claude Code begins the system prompt with a line for Anthropic's servers. In many versions it has
 # a hash of the request, so that no prompt would have a cached prefix.
@@ -114,10 +113,7 @@ def _assistant(place: str, blocks: list[Any]) -> UnreadMessage:
 
 
 def _call(place: str, block: dict[str, Any]) -> ToolCall:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise RequestError(f'field "{place}.input" must be an object')
-    check_value(f"{place}.input", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    arguments = checked_arguments(f"{place}.input", block.get("input"))
     name = string(place, block, "name")
     if block.get("toolset_name") is not None:
         name = member_name(string(place, block, "toolset_name"), name)

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from model_zoo.chat.formats.scanner import finite
 from runtime.errors import RequestError
 
 MAX_DEPTH = 32
@@ -31,6 +32,18 @@ def decoded_json(text: bytes | bytearray | str) -> Any:
 def check_value(field: str, value: Any, *, max_bytes: int) -> None:
     """Raises RequestError for a value that is too large, nests too deeply, or has a number that
     msgpack cannot carry."""
+    if _is_wide(field, value, max_bytes):
+        raise RequestError(f'field "{field}" has a number of more than 64 bits')
+
+
+def carried(field: str, value: Any, *, max_bytes: int) -> Any:
+    """The value with the nearest floats instead of integers of more than 64 bits, which models may
+    write but msgpack cannot carry. Raises RequestError as `check_value` does for others."""
+    return _narrow(value) if _is_wide(field, value, max_bytes) else value
+
+
+def _is_wide(field: str, value: Any, max_bytes: int) -> bool:
+    """Whether the value has an integer of more than 64 bits."""
     too_deep = f'field "{field}" is nested more than {MAX_DEPTH} deep'
     try:
         size = len(msgspec.json.encode(value))
@@ -40,7 +53,7 @@ def check_value(field: str, value: Any, *, max_bytes: int) -> None:
         raise RequestError(
             f'field "{field}" has {size:,} bytes as JSON; at most {max_bytes:,} are accepted'
         )
-    _check(field, value, too_deep, depth=0)
+    return _has_wide(value, too_deep, depth=0)
 
 
 def _reason(text: bytes | bytearray, error: Exception) -> str:
@@ -61,11 +74,22 @@ def _reason(text: bytes | bytearray, error: Exception) -> str:
     return str(error)
 
 
-def _check(field: str, value: Any, too_deep: str, *, depth: int) -> None:
+def _has_wide(value: Any, too_deep: str, *, depth: int) -> bool:
     if depth > MAX_DEPTH:
         raise RequestError(too_deep)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise RequestError(f'field "{field}" has a number of more than 64 bits')
+    if isinstance(value, int):
+        return not -(2**63) <= value < 2**63
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in items:
-        _check(field, item, too_deep, depth=depth + 1)
+    wide = [_has_wide(item, too_deep, depth=depth + 1) for item in items]  # all, for the depth
+    return any(wide)
+
+
+def _narrow(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _narrow(item) for name, item in value.items()}
+        case list():
+            return [*map(_narrow, value)]
+        case int() if not -(2**63) <= value < 2**63:
+            return finite(str(value))
+    return value

@@ -20,7 +20,6 @@ from serve_app.api.access import allowed_models
 from serve_app.api.chat_task import chat_task
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import JSON_LINES, json_line
-from serve_app.api.json_values import check_value
 from serve_app.api.openai import ROLES_BY_NAME, logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
@@ -29,7 +28,7 @@ from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, ImageTotal, UnreadImage
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
-from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
+from serve_app.api.tools import Tool, checked_arguments, declared, strict_names
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
 from serve_app.gateway.allowed_models import AllowedModels
@@ -356,15 +355,10 @@ def _called(index: int, call: Call) -> dict[str, Any]:
 
 
 def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[UnreadImage]:
-    """The images of all messages. Raises RequestError for too many, and for calls with oversized
-    arguments.
-    """
+    """The images of all messages. Raises RequestError for too many."""
     images.check_count(sum(image_places(each.content, len(each.images)) for each in messages))
     unread: list[UnreadImage] = []
     for index, message in enumerate(messages):
-        for number, call in enumerate(message.tool_calls):
-            place = f"messages[{index}].tool_calls[{number}].function.arguments"
-            check_value(place, call.function.arguments, max_bytes=MAX_ARGUMENTS_BYTES)
         unread += _unread(f"messages[{index}].images", message.images)
     return unread
 
@@ -374,22 +368,33 @@ def _unread(place: str, images: list[str]) -> list[UnreadImage]:
 
 
 def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Message, ...]:
-    """`images`: those of all messages, in order."""
+    """`images`: those of all messages, in order. Raises RequestError for calls with oversized
+    arguments."""
     given = iter(images)
-    found = [_message(each, [next(given) for _ in each.images]) for each in messages]
+    found = [
+        _message(f"messages[{index}]", each, [next(given) for _ in each.images])
+        for index, each in enumerate(messages)
+    ]
     ImageTotal().add(sum(len(part.data) for each in found for part in each.images))
     return tuple(found)
 
 
-def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
+def _message(place: str, message: ChatMessage, images: list[ImagePart]) -> Message:
     content = with_images(message.content, images) if images else message.content
-    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls)
+    calls = tuple(
+        _call(f"{place}.tool_calls[{n}]", call) for n, call in enumerate(message.tool_calls)
+    )
     role = message.role.lower()
     role = ROLES_BY_NAME.get(role, role)
     if role != "tool":
         return Message(role, content, message.thinking, calls)
     identity = message.tool_call_id
     return Message(role, content, tool_name=message.tool_name, tool_call_id=identity)
+
+
+def _call(place: str, call: ChatCall) -> ToolCall:
+    arguments = checked_arguments(f"{place}.function.arguments", call.function.arguments)
+    return ToolCall(call.function.name, arguments, call.id)
 
 
 def _reply(messages: Sequence[Message]) -> ReplyStart:

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from runtime.errors import RequestError
 from serve_app.api.fields import Body
-from serve_app.api.json_values import check_value, decoded_json
+from serve_app.api.json_values import carried, check_value, decoded_json
 
 MAX_TOOLS_BYTES = 2**20
-MAX_ARGUMENTS_BYTES = 2**20
+_MAX_ARGUMENTS_BYTES = 2**20
 NAME = r"^[a-zA-Z0-9_.:/-]{1,256}$"
 # Mistral's templates require ids of exactly this form.
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -68,8 +68,16 @@ def decoded_arguments(place: str, text: str) -> dict[str, Any]:
         return {}
     if not isinstance(arguments, dict):
         return {}
-    check_value(place, arguments, max_bytes=MAX_ARGUMENTS_BYTES)
-    return arguments
+    return checked_arguments(place, arguments)
+
+
+def checked_arguments(place: str, arguments: Any) -> dict[str, Any]:
+    """The arguments of a call in a history at `place`, with numbers that replicas can be sent.
+    Raises RequestError for others than an object, and for what is too large or nests too deeply."""
+    if not isinstance(arguments, dict):
+        raise RequestError(f'field "{place}" must be an object')
+    found: dict[str, Any] = carried(place, arguments, max_bytes=_MAX_ARGUMENTS_BYTES)
+    return found
 
 
 def new_call_id() -> str:

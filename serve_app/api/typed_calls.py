@@ -2,14 +2,13 @@
 patches, computers, searches for tools.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import MAX_ITEMS
-from serve_app.api.json_values import check_value
 from serve_app.api.reply_reader import Call
 from serve_app.api.request_images import from_url
 from serve_app.api.responses_calls import (
@@ -25,20 +24,24 @@ from serve_app.api.responses_calls import (
 )
 from serve_app.api.responses_parts import Item, image_url
 from serve_app.api.responses_tools import placed_tools, tools_in
-from serve_app.api.tools import MAX_ARGUMENTS_BYTES, decoded_arguments
+from serve_app.api.tools import checked_arguments, decoded_arguments
+
+# Integers that msgpack can carry.
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 # The shell tool: several commands, and what each of them writes.
 
 
 class ShellAction(msgspec.Struct):
     commands: list[str]
-    max_output_length: int | None = None
-    timeout_ms: int | None = None
+    max_output_length: Whole | None = None
+    timeout_ms: Whole | None = None
 
 
 class ShellOutcome(msgspec.Struct, omit_defaults=True):
     type: Literal["exit", "timeout"]
-    exit_code: int | None = None
+    exit_code: Whole | None = None
 
 
 class ShellOutput(msgspec.Struct):
@@ -121,7 +124,7 @@ SHELL = CallKind(
 class LocalShellAction(msgspec.Struct):
     command: list[str]
     env: dict[str, str] = {}
-    timeout_ms: int | None = None
+    timeout_ms: Whole | None = None
     user: str | None = None
     working_directory: str | None = None
 
@@ -221,26 +224,26 @@ class _Action(msgspec.Struct, omit_defaults=True, tag_field="type"):
 
 class Click(_Action, tag="click"):
     button: Literal["left", "right", "wheel", "back", "forward"]
-    x: int
-    y: int
+    x: Whole
+    y: Whole
     keys: list[str] | None = None
 
 
 class DoubleClick(_Action, tag="double_click"):
-    x: int
-    y: int
+    x: Whole
+    y: Whole
     keys: list[str] | None = None
 
 
 class Move(_Action, tag="move"):
-    x: int
-    y: int
+    x: Whole
+    y: Whole
     keys: list[str] | None = None
 
 
 class ScreenPoint(msgspec.Struct):
-    x: int
-    y: int
+    x: Whole
+    y: Whole
 
 
 class Drag(_Action, tag="drag"):
@@ -257,10 +260,10 @@ class Screenshot(_Action, tag="screenshot"):
 
 
 class Scroll(_Action, tag="scroll"):
-    x: int
-    y: int
-    scroll_x: int
-    scroll_y: int
+    x: Whole
+    y: Whole
+    scroll_x: Whole
+    scroll_y: Whole
     keys: list[str] | None = None
 
 
@@ -329,9 +332,7 @@ def _search_read(place: str, raw: Item) -> Item:
     arguments = raw.get("arguments")
     if isinstance(arguments, str):
         arguments = decoded_arguments(f"{place}.arguments", arguments)
-    if not isinstance(arguments, dict):
-        raise RequestError(f'field "{place}.arguments" must be an object')
-    check_value(f"{place}.arguments", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    arguments = checked_arguments(f"{place}.arguments", arguments)
     return {"arguments": arguments, "execution": _execution(raw)}
 
 
@@ -358,7 +359,7 @@ TOOL_SEARCH = CallKind(
     "tso",
     written=lambda call: {"arguments": call.value(), "execution": "client"},
     read=_search_read,
-    arguments=lambda _, item: item["arguments"],
+    arguments=lambda place, item: checked_arguments(f"{place}.arguments", item["arguments"]),
     read_output=_search_read_output,
     result=_search_result,
     tool="tool_search",

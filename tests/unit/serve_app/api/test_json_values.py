@@ -1,6 +1,7 @@
 """JSON texts of clients: which are accepted, and why others are not."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,27 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from serve_app.api.json_values import decoded_json
+from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
+ARGUMENTS = {"wide": [10**30, -(2**63) - 1], "fits": [2**63 - 1, True, "a"]}
+USER = {"role": "user", "content": "a"}
+TEXT = json.dumps(ARGUMENTS)
+# Turns with a call in each protocol.
+CALLING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": TEXT}}],
+    },
+    "/api/chat": {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ARGUMENTS}}],
+    },
+    "/v1/messages": {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "1", "name": "f", "input": ARGUMENTS}],
+    },
+    "/v1/responses": {"type": "function_call", "call_id": "1", "name": "f", "arguments": TEXT},
+}
 HALF = "is half of a UTF-16 surrogate pair; only both halves together are a character"
 
 
@@ -41,3 +62,17 @@ def test_other_texts_are_refused_with_the_reason(text: str | bytes, reason: str)
     with pytest.raises(RequestError) as refused:
         decoded_json(text)
     assert str(refused.value) == f"invalid JSON: {reason}"
+
+
+@pytest.mark.parametrize("path", CALLING)
+async def test_wide_integers_in_earlier_calls_are_the_nearest_floats(path: str) -> None:
+    """Models write them, and clients send the calls back."""
+    turns, replica = [USER, CALLING[path], USER], PretendReplica()
+    field = "input" if path == "/v1/responses" else "messages"
+    body = {"model": "demo", "max_tokens": 5, "stream": False, field: turns}
+    async with http_client(replica) as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    (call,) = replica.tasks[0].prompt.messages[1].tool_calls
+    assert call.arguments == {"wide": [1e30, -(2.0**63)], "fits": ARGUMENTS["fits"]}
+    assert [type(each) for each in call.arguments["wide"]] == [float, float]

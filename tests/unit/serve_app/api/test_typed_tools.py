@@ -172,6 +172,33 @@ async def test_the_type_of_a_tool_determines_its_name() -> None:
     assert item["type"] == "shell_call"
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "kind"),
+    [
+        (SEARCH, {"query": 10**30}, "tool_search_call"),
+        ({"type": "shell"}, {"commands": [], "timeout_ms": 10**30}, "function_call"),
+    ],
+)
+async def test_an_integer_of_more_than_64_bits_ends_no_conversation(
+    tool: dict[str, Any], arguments: dict[str, Any], kind: str
+) -> None:
+    """Fields of items for integers cannot express it, so the call is one of a function."""
+    replica = calling(tool["type"], arguments)
+    async with openai_client(replica, stored=one_process()) as client:
+        given: Any = {"model": "demo", "tools": [tool]}
+        first = await client.responses.create(**given, input="Go")
+        call: Any = first.output[0]
+        assert call.type == kind
+        fields = {"output": "a", "tools": []}
+        result: Any = {"type": f"{kind}_output", "call_id": call.call_id, **fields}
+        result["type"] = result["type"].replace("search_call", "search")
+        await client.responses.create(**given, input=[result], previous_response_id=first.id)
+        await client.responses.create(**given, input=[call.to_dict(), result])
+    for task in replica.tasks[1:]:
+        called = next(each for each in task.prompt.messages if each.tool_calls)
+        assert 1e30 in called.tool_calls[0].arguments.values()
+
+
 async def test_a_deletion_has_no_diff() -> None:
     replica = calling("apply_patch", GONE)
     (item,) = (await post(replica, tools=[{"type": "apply_patch"}])).json()["output"]
@@ -314,6 +341,18 @@ BAD = [
     (
         {"input": [{"type": "shell_call", "call_id": "1", "action": {"commands": 5}}]},
         'field "input[0].action" is wrong',
+    ),
+    (
+        {
+            "input": [
+                {
+                    "type": "shell_call",
+                    "call_id": "1",
+                    "action": {"commands": [], "timeout_ms": 2**63},
+                }
+            ]
+        },
+        "timeout_ms",
     ),
     (
         {"input": [{"type": "apply_patch_call", "call_id": "1", "operation": {"type": "x"}}]},
