@@ -1,10 +1,12 @@
 """Content blocks of Anthropic's messages, and their conversion to messages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
+from serve_app.api.anthropic_browser import FIELDS as BROWSER_FIELDS
+from serve_app.api.anthropic_browser import browser_state
 from serve_app.api.anthropic_tools import member_name
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.refusals import UnservedFieldError
@@ -19,6 +21,7 @@ _BLOCKS = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
+_RESULTS = ("text", "image", "document", "search_result", "tool_reference", "browser_state")
 # Fields of content blocks. Those of `_MARKED` have no effect.
 _MARKED: dict[str, Any] = {
     "cache_control": {"type": {}, "ttl": {}, "scope": {}},
@@ -37,7 +40,7 @@ BLOCK: dict[str, Any] = {
     **SHOWN,
     **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
     "toolset_name": {},
-    "content": SHOWN,
+    "content": {**SHOWN, **BROWSER_FIELDS},
 }
 
 
@@ -124,13 +127,13 @@ def _content(place: str, blocks: list[Any]) -> str | tuple[str | UnreadImage, ..
     """The texts and images of a tool result in order."""
     placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
     for each, block in placed:
-        check_type(each, block, ("text", "image", "document", "search_result", "tool_reference"))
+        check_type(each, block, _RESULTS)
     return joined(_parts(placed))
 
 
 def _parts(placed: list[tuple[str, Any]]) -> list[str | UnreadImage]:
-    """The texts and images of blocks; documents, search results and references to tools have lines
-    of their own."""
+    """The texts and images of blocks; documents, search results, references to tools and states of
+    browsers have lines of their own."""
     parts: list[str | UnreadImage] = []
     for place, block in placed:
         tagged = _TAGGED.get(block["type"])
@@ -184,7 +187,11 @@ def _search_result(place: str, block: dict[str, Any]) -> list[str | UnreadImage]
     return [*parts, "</search_result>\n"]
 
 
-_TAGGED = {"document": _document, "search_result": _search_result}
+_TAGGED: dict[str, Callable[[str, dict[str, Any]], Sequence[str | UnreadImage]]] = {
+    "document": _document,
+    "search_result": _search_result,
+    "browser_state": browser_state,
+}
 
 
 def _refuse_citations(place: str, block: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """JSON texts of clients, and limits of the values that requests carry to replicas."""
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ _ESCAPES = re.compile(
     rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
+
+Value = TypeVar("Value")
 
 
 def decoded_json(text: bytes | bytearray | str) -> Any:
@@ -40,6 +42,14 @@ def carried(field: str, value: Any, *, max_bytes: int) -> Any:
     """The value with the nearest floats instead of integers of more than 64 bits, which models may
     write but msgpack cannot carry. Raises RequestError as `check_value` does for others."""
     return _narrow(value) if _is_wide(field, value, max_bytes) else value
+
+
+def converted(place: str, value: Any, kind: type[Value]) -> Value:
+    """The value of a client's field as `kind`. Raises RequestError that names the place."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f'field "{place}" is wrong: {error}') from None
 
 
 def _is_wide(field: str, value: Any, max_bytes: int) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.errors import RequestError
 from serve_app.api.content_parts import string
 from serve_app.api.custom_tools import call_arguments, input_of
 from serve_app.api.reply_reader import Call
@@ -84,14 +83,6 @@ class CallKind:
 
 
 Value = TypeVar("Value")
-
-
-def converted(place: str, value: Any, kind: type[Value]) -> Value:
-    """The value of a client's field as `kind`. Raises RequestError that names the place."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f'field "{place}" is wrong: {error}') from None
 
 
 def called(call: Call, kind: type[Value]) -> Value | None:

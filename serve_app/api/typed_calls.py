@@ -9,6 +9,7 @@ import msgspec
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import MAX_ITEMS
+from serve_app.api.json_values import converted
 from serve_app.api.reply_reader import Call
 from serve_app.api.request_images import from_url
 from serve_app.api.responses_calls import (
@@ -19,7 +20,6 @@ from serve_app.api.responses_calls import (
     Content,
     StreamEvent,
     called,
-    converted,
     new_item_id,
 )
 from serve_app.api.responses_parts import Item, image_url

@@ -5,6 +5,7 @@ from typing import Any, get_args, get_type_hints
 
 import anthropic
 import pytest
+from anthropic.tools import browser
 from anthropic.types import beta
 
 from model_zoo.chat.formats.reply_format import format_of
@@ -108,6 +109,53 @@ async def test_the_official_client_calls_a_typed_tool() -> None:
     assert reply.content[0].text == "You like tea."
     messages = replica.tasks[-1].prompt.messages
     assert (messages[-1].role, messages[-1].text) == ("tool", "/memories: tea")
+
+
+async def test_the_official_client_drives_a_browser() -> None:
+    """Its results have the state of the browser, of which the model reads a text."""
+    replica = calling("browser.navigate", {"url": "https://a.example"})
+    tab = {"tab_id": "7", "title": "A\nb", "url": "https://a.example/", "active": True}
+    changes: list[Any] = [
+        {"type": "tab_opened", "tab_id": "7"},
+        {"type": "download_started", "download_id": "1", "url": "https://a.example/1"},
+        {"type": "download_completed", "download_id": "2", "url": "u", "size_bytes": 5},
+        {"type": "download_failed", "download_id": "3", "url": "u", "error": "No."},
+    ]
+
+    class Browser(browser.BetaAsyncAbstractBrowserToolset20260801):
+        async def navigate(self, context: Any, input: Any) -> Any:
+            replica.words = ("Done.",)
+            return browser.BetaBrowserNavigateResult(url=input.url)
+
+        async def _browser_state(self, context: Any) -> Any:
+            return browser.BetaBrowserState(tabs=[tab], state_changes=changes)
+
+    async with anthropic_client(replica, strict_fields=True) as client:
+        given = asked(tools=[Browser()])
+        await client.beta.messages.tool_runner(**given).until_done()
+    result = replica.tasks[-1].prompt.messages[-1]
+    assert result.role == "tool"
+    assert result.text.endswith(
+        "\n<browser_state>\n"
+        "tab 7 (active): A b https://a.example/\n"
+        "tab 7 was opened\n"
+        "download 1 was started: https://a.example/1\n"
+        "download 2 was completed: u, 5 bytes\n"
+        "download 3 failed: u, No.\n"
+        "</browser_state>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"tabs": [5]}, {"tabs": [], "state_changes": [{"type": "tab_closed"}]}]
+)
+async def test_a_bad_state_of_a_browser_is_refused_by_name(state: dict[str, Any]) -> None:
+    result = {"type": "tool_result", "tool_use_id": "1"}
+    result["content"] = [{"type": "browser_state", **state}]
+    response = await post(messages=[{"role": "user", "content": [result]}])
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith('field "messages[0].content[0].content[0]" is wrong: ')
 
 
 async def test_strict_holds_calls_of_typed_tools_to_the_parameters() -> None:
