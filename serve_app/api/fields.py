@@ -122,8 +122,7 @@ class BodyReader:
         unsupported.
         """
         async with self._receiver.received(request, images=kind.holds_images) as data:
-            large = len(data) > INLINE_BYTES or data.count(b"{") > INLINE_OBJECTS
-            request.state.large_body = large
+            request.state.large_body = large = is_large(data)
             parse = partial(self._parsed, kind, data)
             return await self._large.begin(tenant_of(request), parse) if large else parse()
 
@@ -139,7 +138,7 @@ class BodyReader:
         **kwargs: Given.kwargs,
     ) -> Converted:
         """The result of `function`, whose time grows with the body of `request`, which has been
-        read. It is called in a thread if the body is large."""
+        read. It is called in a thread if the body, or what `add` added to it, is large."""
         call = partial(function, *args, **kwargs)
         return await self._large.proceed(call) if request.state.large_body else call()
 
@@ -153,6 +152,10 @@ class BodyReader:
             self._limits.check_text(len(data) - body.image_bytes())
         self._check(body, "")
         return body
+
+    def add(self, request: Request, *, large: bool) -> None:
+        """Adds to the body of `request` what it refers to, such as a stored conversation."""
+        request.state.large_body |= large
 
     def options(self, raw: Mapping[str, Any]) -> Options:
         """Native options by name. Raises RequestError as `read_options` does."""
@@ -207,6 +210,12 @@ class BodyReader:
                 log.info("unknown field ignored", field=logged)
                 if len(self._logged) == MOST_LOGGED:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
+
+
+def is_large(*texts: bytes | bytearray) -> bool:
+    """Whether work on these texts of JSON together takes so long that it belongs in a thread."""
+    objects = sum(text.count(b"{") for text in texts)
+    return sum(map(len, texts)) > INLINE_BYTES or objects > INLINE_OBJECTS
 
 
 def parsed(kind: type[AnyBody], place: str, raw: Any) -> AnyBody:

@@ -128,8 +128,9 @@ class OpenAIResponses:
     async def _asked(self, request: Request, body: ResponsesBody, model: ServedModel) -> "_Asked":
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
         given = await self.bodies.convert(request, read_items, body.input)
-        items = await self.history.resolved(tenant, given)
-        earlier = await self.history.before(tenant, body.previous_response_id)
+        items, large = await self.history.resolved(tenant, given)
+        earlier, long = await self.history.before(tenant, body.previous_response_id)
+        self.bodies.add(request, large=large or long)
         placed = await self.bodies.convert(request, _placed, earlier, items)
         offered = await self.bodies.convert(request, body.offered, placed)
         tools = await self.bodies.convert(request, offered.functions)

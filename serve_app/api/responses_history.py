@@ -2,13 +2,14 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.fields import INLINE_BYTES
+from serve_app.api.fields import INLINE_BYTES, is_large
 from serve_app.api.refusals import PreviousResponseError, ResponseNotFoundError
 from serve_app.api.responses_input import PlacedItem, image_bytes, response_of
 from serve_app.api.responses_parts import Item
@@ -60,10 +61,11 @@ class ResponseHistory:
         if self._stored is None or not await self._stored.delete(tenant, id):
             raise _not_found(id)
 
-    async def before(self, tenant: str, previous: str | None) -> list[PlacedItem]:
-        """The items of the response `previous` and of those that it continues."""
+    async def before(self, tenant: str, previous: str | None) -> tuple[list[PlacedItem], bool]:
+        """The items of the response `previous` and of those that it continues, and whether they are
+        large."""
         if previous is None:
-            return []
+            return [], False
         async with self._gate.place(tenant):
             found = await self._conversation(tenant, previous)
             if found.missing is not None:
@@ -72,9 +74,10 @@ class ResponseHistory:
                     "stored for a limited time, for the API key or client that created them"
                 )
             items = await self._items(found.responses)
-        return [
+        placed = [
             PlacedItem(f"input of {previous}[{index}]", item) for index, item in enumerate(items)
         ]
+        return placed, _large(found)
 
     async def inputs(self, tenant: str, id: str) -> list[Item]:
         """The items that the response `id` was generated from, as far as they are stored. Raises
@@ -85,11 +88,19 @@ class ResponseHistory:
                 raise _not_found(id)
             return await self._items(found.responses, last_output=False)
 
-    async def resolved(self, tenant: str, items: Sequence[Item]) -> list[Item]:
-        """The items of a request, with item references replaced by the stored items."""
+    async def resolved(self, tenant: str, items: Sequence[Item]) -> tuple[list[Item], bool]:
+        """The items of a request, with item references replaced by the stored items, and whether
+        those are large. Raises RequestError for items that are not stored, and, as OpenAI does, for
+        repeated ones, which would make a short request as long as it likes."""
         wanted = [item["id"] for item in items if item["type"] == "item_reference"]
         if not wanted:
-            return list(items)
+            return list(items), False
+        repeated, times = Counter(wanted).most_common(1)[0]
+        if times > 1:
+            raise RequestError(
+                f"Duplicate item found with id {repeated[:80]}. Remove duplicate items from your "
+                "input and try again."
+            )
         ids = dict.fromkeys(filter(None, map(response_of, wanted)))
         async with self._gate.place(tenant):
             found = await self._select(tenant, list(ids))
@@ -100,7 +111,8 @@ class ResponseHistory:
                     f"field \"input[{index}].id\": Item with id '{item['id']}' not found. Items "
                     "are stored for a limited time and only with `store`"
                 )
-        return [known[i["id"]] if i["type"] == "item_reference" else i for i in items]
+        found_items = [known[i["id"]] if i["type"] == "item_reference" else i for i in items]
+        return found_items, _large(found)
 
     async def _select(self, tenant: str, ids: Sequence[str]) -> Selection:
         if self._stored is None or not all(map(_RESPONSE_ID.fullmatch, ids)):
@@ -130,6 +142,10 @@ class ResponseHistory:
         if text_bytes > limit:
             raise _too_large(text_bytes, limit, "`max_text_bytes`, without images")
         return items
+
+
+def _large(found: Selection) -> bool:
+    return is_large(*(text for each in found.responses for text in (each.items, each.response)))
 
 
 def _not_found(id: str) -> ResponseNotFoundError:

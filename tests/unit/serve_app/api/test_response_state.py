@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import openai
@@ -10,6 +12,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from serve_app.api.bodies import BodyLimits
+from serve_app.api.fields import INLINE_OBJECTS
 from serve_app.api.responses_history import READS_AT_ONCE, ResponseHistory
 from serve_app.api.responses_input import new_response_id
 from serve_app.responses.response_store import ResponseStore, Selection, StoredResponse, StoreLimits
@@ -34,6 +37,7 @@ from tests.unit.serve_app.responses.fake_processes import (
 from tests.vision_prompts import png
 
 HI = {"model": "demo", "input": "Hi"}
+MORE = [{"role": "user", "content": "More"}]
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
 
 
@@ -185,6 +189,45 @@ async def test_items_of_stored_responses_can_be_referred_to():
     assert listed.data[1].content[0].text == "Hello, world"
 
 
+async def test_an_item_can_be_referred_to_once():
+    """As with OpenAI. Otherwise a short request could repeat a long item thousands of times."""
+    async with openai_client(PretendReplica(), stored=one_process()) as client:
+        first = await client.responses.create(**HI)
+        reference = {"type": "item_reference", "id": first.output[0].id}
+        with pytest.raises(openai.BadRequestError, match="Duplicate item found with id msg_"):
+            await client.responses.create(model="demo", input=[reference, *MORE, reference])
+
+
+async def test_the_event_loop_calls_no_function_for_each_item_of_a_long_stored_conversation():
+    """Neither for the tools that items declare."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    async def calls_for(size: int) -> int:
+        nonlocal calls
+        tools = [{"type": "function", "name": "f"}] * size
+        given = [*MORE, {"type": "additional_tools", "role": "developer", "tools": tools}]
+        async with openai_client(PretendReplica(), stored=one_process()) as client:
+            first = await client.responses.create(model="demo", input=given)
+            reference = {"type": "item_reference", "id": first.output[0].id}
+            calls = 0
+            sys.setprofile(count)  # of this thread, in which the replica runs too
+            try:
+                previous = first.id
+                await client.responses.create(**HI, previous_response_id=previous)
+                await client.responses.create(model="demo", input=[reference])
+            finally:
+                sys.setprofile(None)
+        return calls
+
+    await calls_for(INLINE_OBJECTS)  # what only the first request does
+    few = await calls_for(INLINE_OBJECTS)
+    assert await calls_for(4 * INLINE_OBJECTS) - few < INLINE_OBJECTS
+
+
 async def test_only_finished_responses_are_stored_so_none_can_be_cancelled():
     replica = PretendReplica()
     async with openai_client(replica, stored=one_process()) as client:
@@ -323,5 +366,5 @@ async def test_the_number_of_conversations_read_at_once_is_limited():
     while store.reading < READS_AT_ONCE:
         await asyncio.sleep(0)
     store.goes_on.set()
-    assert await asyncio.gather(*reads) == [[]] * 20
+    assert await asyncio.gather(*reads) == [([], False)] * 20
     assert store.most == READS_AT_ONCE
