@@ -29,7 +29,7 @@ from serve_app.config.sections import (
     Section,
     SpeculationSettings,
 )
-from serve_app.config.wrong_values import requirement, shown, spelled
+from serve_app.config.wrong_values import repeats, requirement, shown, spelled
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
 # Largest file that the image decoders accept.
@@ -377,7 +377,7 @@ def read_settings(args: Mapping[str, Any]) -> AppSettings:
     try:
         return AppSettings.model_validate(dict(args))
     except ValidationError as error:
-        lines = [_line(dict(details), args) for details in error.errors()]
+        lines = [_line(dict(each), args) for each in error.errors() if not repeats(each)]
         raise ConfigurationError("Configuration: " + "; ".join(lines)) from None
 
 

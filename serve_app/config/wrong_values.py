@@ -72,9 +72,18 @@ def requirement(details: Mapping[str, Any]) -> str | None:
     return REQUIRED_TYPES.get(kind)
 
 
+def repeats(details: Mapping[str, Any]) -> bool:
+    """Whether an error follows from those of a list's items: pydantic counts only valid ones."""
+    least = details.get("ctx", {}).get("min_length", 0)
+    return details["type"] == "too_short" and len(details["input"]) >= least
+
+
 def shown(value: Any) -> str:
     """A value as JSON, cut if it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # YAML also has dates as keys, and lists in themselves
+        text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 

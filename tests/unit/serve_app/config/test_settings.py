@@ -223,3 +223,18 @@ def test_all_errors_are_reported_at_once():
 
 def test_names_that_differ_in_case_or_the_latest_tag_are_equal():
     assert canonical_name("Demo:latest") == canonical_name("demo") != canonical_name("demo:2b")
+
+
+def test_every_value_of_yaml_can_be_shown():
+    for text, told in (("{2026-01-01: a}", "datetime.date(2026"), ("&a [*a]", "[...]")):
+        with pytest.raises(ConfigurationError) as refused:
+            read_settings({**with_model(), "responses": {"replicas": yaml.safe_load(text)}})
+        assert "replicas must be an integer, not " in str(refused.value)
+        assert told in str(refused.value)
+
+
+def test_a_list_with_an_invalid_item_is_not_called_empty():
+    with pytest.raises(ConfigurationError) as refused:
+        read_settings({**with_model(), "image_urls": {"allowed_hosts": ["https://a.test"]}})
+    assert "a host such as" in str(refused.value)
+    assert "at least 1" not in str(refused.value)
