@@ -14,7 +14,9 @@ from runtime.errors import RequestError
 from serve_app.api.anthropic_toolsets import (
     SCREEN_TOOLS,
     TOOLSETS,
+    Member,
     Properties,
+    Toolset,
     integer,
     integers,
     one_of,
@@ -93,7 +95,7 @@ def toolsets_of(tools: Sequence[DeclaredTool]) -> dict[str, str]:
         member_name(toolset.name, name): toolset.name
         for tool in tools
         if (toolset := TOOLSETS.get(tool.type)) is not None
-        for name in toolset.members
+        for name in _enabled(toolset, tool)
     }
 
 
@@ -218,13 +220,18 @@ def _toolset(place: str, tool: DeclaredTool) -> list[Function]:
             raise RequestError(f'field "{place}.configs" has "{name[:80]}", which is no tool')
     return [
         _function(member_name(toolset.name, name), told, parameters, *required)
-        for name, (told, parameters, required) in toolset.members.items()
-        if _enabled(tool.configs.get(name), name not in toolset.disabled)
+        for name, (told, parameters, required) in _enabled(toolset, tool).items()
     ]
 
 
-def _enabled(settings: ToolSettings | None, default: bool) -> bool:
-    return default if settings is None or settings.enabled is None else settings.enabled
+def _enabled(toolset: Toolset, tool: DeclaredTool) -> dict[str, Member]:
+    """The tools of a toolset that the request enables, or does not disable."""
+    given = {name: each.enabled for name, each in tool.configs.items() if each is not None}
+    return {
+        name: member
+        for name, member in toolset.members.items()
+        if (name not in toolset.disabled if given.get(name) is None else given[name])
+    }
 
 
 TYPES: dict[str, Callable[[str, DeclaredTool], list[Function]]] = {

@@ -259,6 +259,13 @@ def test_every_tool_of_a_toolset_of_the_official_client_is_known(
     assert not members
 
 
+async def test_a_tool_with_the_name_of_one_that_is_not_enabled_is_no_part_of_the_toolset() -> None:
+    own = {"name": "browser.file_upload", "input_schema": {"type": "object"}}
+    tools = [{"type": "browser_toolset_20260801"}, own]
+    (block,) = (await post(calling(own["name"], {}), tools=tools)).json()["content"]
+    assert (block["name"], "toolset_name" in block) == (own["name"], False)
+
+
 async def test_some_tools_of_a_browser_must_be_enabled() -> None:
     async def names(**configs: Any) -> set[str]:
         tools = [{"type": "browser_toolset_20260801", "configs": configs}]
