@@ -257,7 +257,7 @@ def _output(body: MessagesBody) -> OutputForm | None:
 
 def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
     """The declared tools, unless the request forbids their use, and how to call them."""
-    tools = described(functions_of(body.tools), name_field="name")
+    tools = described(functions_of(body.tools))
     given = body.tool_choice or RequestedChoice(type="auto")
     kind = one_of("tool_choice.type", given.type, ("auto", "any", "tool", "none"))
     if kind == "none":

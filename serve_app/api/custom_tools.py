@@ -47,7 +47,7 @@ class ChatCompletionTool(Body):
 def declared_tools(tools: Sequence[ChatCompletionTool]) -> tuple[dict[str, Any], ...]:
     """The tools as templates read them. Raises RequestErrors as `described` does."""
     functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
-    return described(functions, name_field="function.name")
+    return described(functions)
 
 
 def strict_tools(tools: Sequence[ChatCompletionTool]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class OfferedTools:
 
     def functions(self) -> tuple[dict[str, Any], ...]:
         """The tools as templates read them. Names of a namespace's tools begin with its own."""
-        return described([_function(each) for each in self.placed], name_field="name")
+        return described([_function(each) for each in self.placed])
 
     def by_name(self) -> dict[str, PlacedTool]:
         """The tools by the names of `functions`."""

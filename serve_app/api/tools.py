@@ -37,7 +37,7 @@ class Tool(Body):
 
 def declared(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
     """The tools as templates read them. Raises RequestErrors as `described` does."""
-    return described([tool.function for tool in tools], name_field="function.name")
+    return described([tool.function for tool in tools])
 
 
 def strict_names(tools: list[Tool]) -> tuple[str, ...]:
@@ -45,13 +45,13 @@ def strict_names(tools: list[Tool]) -> tuple[str, ...]:
     return tuple(tool.function.name for tool in tools if tool.function.strict)
 
 
-def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[str, Any], ...]:
+def described(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
     """The functions of the field `tools` as templates read them. Raises RequestError for names that
     occur twice and for oversized schemas."""
     names = set()
-    for index, function in enumerate(functions):
+    for function in functions:
         if function.name in names:
-            raise RequestError(f'field "tools[{index}].{name_field}" occurs twice')
+            raise RequestError(f'field "tools" has the name "{function.name}" twice')
         names.add(function.name)
     tools = tuple(_described(function) for function in functions)
     check_value("tools", list(tools), max_bytes=MAX_TOOLS_BYTES)

@@ -311,7 +311,7 @@ BAD = [
     ),
     ({"tools": [{"name": "f"}]}, 'field "tools[0].input_schema" is required'),
     ({"tools": [{**TOOL, "name": "a b"}]}, 'field "tools[0].name" must match'),
-    ({"tools": [TOOL, TOOL]}, 'field "tools[1].name" occurs twice'),
+    ({"tools": [TOOL, TOOL]}, 'field "tools" has the name "weather" twice'),
     ({"tool_choice": "auto"}, 'field "tool_choice" must be an object'),
     ({"tool_choice": {"type": "most"}}, '"tool_choice.type" is "most"; it must be one of'),
     ({"system": [IMAGE]}, 'field "system[0]" is of type "image"'),

@@ -166,7 +166,7 @@ BAD = [
     ({"messages": [{"content": "x"}]}, 'field "messages[0].role" is required'),
     ({"messages": [{"role": "user", "content": 1}]}, 'field "messages[0].content" must be'),
     ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, '"tools[0].type" is "retrie'),
-    ({"tools": [{"function": {"name": "f"}}] * 2}, '"tools[1].function.name" occurs twice'),
+    ({"tools": [{"function": {"name": "f"}}] * 2}, 'field "tools" has the name "f" twice'),
     (
         {
             "messages": [

@@ -173,7 +173,7 @@ BAD = [
         '"tools[0].tools[0].name" has more than 256 characters with its namespace',
     ),
     ({"tools": [TOOL | {"name": "a b"}]}, 'field "tools[0].name" must match'),
-    ({"tools": [TOOL, TOOL]}, 'field "tools[1].name" occurs twice'),
+    ({"tools": [TOOL, TOOL]}, 'field "tools" has the name "weather" twice'),
     ({"metadata": {str(n): "" for n in range(17)}}, 'field "metadata" has more than 16 entries'),
     ({"metadata": {"k": "v" * 513}}, 'field "metadata" has a key of more than 64'),
     ({"metadata": {"k": 1}}, 'field "metadata.k" must be'),

@@ -29,7 +29,7 @@ GOOD, BAD = PATCHED + "+ 'it' " + '"x\\n" \n*** End Patch', PATCHED + "# 3\n*** 
 async def compiled(template: str, form: OutputForm) -> TokenGrammar:
     forms = forms_of(ByteTokenizer())
     rule = CallRule(("edit",), ("edit",), True, False, "tool_choice", (("edit", form),))
-    tools = described([function_of("edit", "Edits.", form)], name_field="name")
+    tools = described([function_of("edit", "Edits.", form)])
     try:
         found = await forms.grammar(asked(None, tools=tools, calls=rule), pretend_prompt(template))
     finally:

@@ -28,7 +28,7 @@ TEMPLATES = ("tools <tool_call>", CODER, "tools <|tool_list_start|>", "<|channel
 async def test_the_parameters_can_be_enforced(template: str) -> None:
     typed = [ResponseTool(type=kind) for kind in RESPONSES]
     declared = functions_of([DeclaredTool(**each) for each in ANTHROPIC])
-    tools = OfferedTools.of(typed, []).functions() + described(declared, name_field="name")
+    tools = OfferedTools.of(typed, []).functions() + described(declared)
     names = tuple(tool["function"]["name"] for tool in tools)
     forms = forms_of(ByteTokenizer())
     try:
