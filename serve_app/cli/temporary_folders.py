@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-# In a folder, a file that its process locks (flock).
-_LOCK = "in-use"
+# In a folder, a file that its process locks (flock). Its name tells these folders from those of
+# other programs with the same prefix.
+_LOCK = "caravan-in-use"
 
 
 @contextmanager

@@ -29,7 +29,8 @@ def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path: Path)
     unknown, outside = tmp_path / "a-unknown", tmp_path / "outside"
     for each in (unknown, outside):
         each.mkdir()
-    (outside / "in-use").touch()
+    (unknown / "in-use").touch()
+    (outside / "caravan-in-use").touch()
     (tmp_path / "a-link").symlink_to(outside)
     with (
         temporary_folder("a-", within=tmp_path) as first,
@@ -37,4 +38,4 @@ def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path: Path)
     ):
         assert first.exists() and second.exists() and not abandoned.exists()
     assert {each.name for each in tmp_path.iterdir()} == {"a-unknown", "a-link", "outside"}
-    assert (outside / "in-use").exists()
+    assert (unknown / "in-use").exists() and (outside / "caravan-in-use").exists()
