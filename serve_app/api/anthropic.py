@@ -49,6 +49,9 @@ from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 # "between_tools": off, except for progress reports, which no supported model writes.
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
+# With this beta header, which agents send, a budget is that of several answers with calls between
+# them, and may exceed the limit of one.
+_INTERLEAVED = "interleaved-thinking"
 # "updates", of the beta endpoint, shows the thinking as "summarized" does.
 DISPLAYS = ("summarized", "omitted", "updates")
 
@@ -132,7 +135,8 @@ class AnthropicMessages:
         options = _configured(body, model)
         output, (tools, calls) = _output(body), await self._tools(request, body)
         prompt = await self._conversation(request, body, model, tools)
-        _check_budget(prompt.thinking_budget, options)
+        if _INTERLEAVED not in ",".join(request.headers.getlist("anthropic-beta")):
+            _check_budget(prompt.thinking_budget, options)
         task = chat_task(request, model, options, prompt, output=output, calls=calls)
         own = options.stop if body.stop_sequences is not None else None
         shown = body.thinking is None or body.thinking.display != "omitted"

@@ -284,6 +284,18 @@ async def test_thinking_reaches_the_template_and_is_optional(body, thinking, bud
     assert prompt.thinking_budget == budget
 
 
+async def test_a_budget_with_interleaved_thinking_may_exceed_the_limit_of_the_answer():
+    """It is that of several answers. The client sends the names in one header or in several."""
+    replica = PretendReplica()
+    async with anthropic_client(replica) as client:
+        given = asked(thinking={"type": "enabled", "budget_tokens": 2000})
+        with pytest.raises(anthropic.BadRequestError, match="must be greater than"):
+            await client.beta.messages.create(**given)
+        betas = ["context-1m-2025-08-07", "interleaved-thinking-2025-05-14"]
+        await client.beta.messages.create(**given, betas=betas)
+    assert replica.tasks[0].prompt.thinking_budget == 2000
+
+
 def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}, *USER]}
 
