@@ -62,8 +62,9 @@ def call_rule(
     whether to call. `inputs`: the forms of the inputs of custom tools, which are strict. Raises
     RequestError for choices of tools that are not declared.
     """
-    declared = [tool["function"]["name"] for tool in tools]
-    names = tuple(declared if choice.names is None else choice.names)
+    # Dictionaries are sets in order: a choice may have many thousands of names.
+    declared = dict.fromkeys(tool["function"]["name"] for tool in tools)
+    names = declared if choice.names is None else dict.fromkeys(choice.names)
     for name in names:
         if name not in declared:
             raise RequestError(
@@ -74,7 +75,7 @@ def call_rule(
         raise RequestError(f'field "{choice.field}" requires a call, but "tools" declares no tool')
     inputs = inputs or {}
     strict = (*strict, *inputs)
-    held = names if choice.required else tuple(name for name in strict if name in names)
+    held = names if choice.required else {name: None for name in strict if name in names}
     limited = len(names) < len(declared)
     if not names or not (held or limited or not parallel):
         return None
@@ -83,7 +84,7 @@ def call_rule(
             check_references(f"tools[{index}]", tool["function"]["parameters"])
     field = choice.field if choice.required or limited else "tools"
     forms = tuple((name, inputs[name]) for name in held if name in inputs)
-    return CallRule(names, held, choice.required, parallel, field, forms)
+    return CallRule(tuple(names), tuple(held), choice.required, parallel, field, forms)
 
 
 def _allowed(index: int, tool: Any) -> str:

@@ -243,6 +243,7 @@ RULES = [
     (CHAT, {**AB, "tool_choice": NAMED}, rule("b", "b")),
     (CHAT, AB | allowed("required", NAMED), rule("b", "b")),
     (CHAT, AB | allowed("auto", NAMED), rule("b", "", required=False)),
+    (CHAT, AB | allowed("auto", NAMED, NAMED), rule("b", "", required=False)),
     (CHAT, {**AB, "parallel_tool_calls": False}, rule("ab", "", required=False, parallel=False)),
     (CHAT, {"tools": [tool("a", strict=True), tool("b")]}, rule("ab", "a", required=False)),
     (CHAT, {"parallel_tool_calls": False}, None),
