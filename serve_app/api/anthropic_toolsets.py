@@ -109,12 +109,11 @@ _ELEMENT = {
     "additionalProperties": False,
 }
 _TAB: Properties = {"tab_id": text("The tab; by default the active one.")}
+_PLACE: Properties = {"target": {"anyOf": [_POINT_TARGET, _ELEMENT]}, **_TAB}
 _CLICK: Properties = {
-    "target": {"anyOf": [_POINT_TARGET, _ELEMENT]},
+    **_PLACE,
     "modifiers": text("Keys that are held during the action, such as ctrl+shift."),
-    **_TAB,
 }
-_PLACE: Properties = {"target": _CLICK["target"], **_TAB}
 _TARGET = ("target",)
 _AT_POINT: Properties = {"target": _POINT_TARGET, **_TAB}
 _AT_ELEMENT: Properties = {"target": _ELEMENT, **_TAB}
@@ -180,11 +179,7 @@ _BROWSER_TOOLS: dict[str, Member] = {
     "middle_click": ("Click with the middle button.", _CLICK, _TARGET),
     "double_click": ("Click twice.", _CLICK, _TARGET),
     "triple_click": ("Click three times, which selects a line or a paragraph.", _CLICK, _TARGET),
-    "hover": (
-        "Move the cursor to a point or an element.",
-        {"target": _CLICK["target"], **_TAB},
-        _TARGET,
-    ),
+    "hover": ("Move the cursor to a point or an element.", _PLACE, _TARGET),
     "left_click_drag": (
         "Drag from one point to another.",
         {"from": _POINT_TARGET, **_AT_POINT},
