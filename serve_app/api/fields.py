@@ -301,6 +301,8 @@ def _message(errors: list[ErrorDetails], raw: Any, within: str = "") -> str:
             return f'field "{place}" is required'
         case "too_long":
             return f'field "{place}" has more than {error["ctx"]["max_length"]:,} items'
+        case "string_too_long":
+            return f'field "{place}" has more than {error["ctx"]["max_length"]:,} characters'
         case "string_pattern_mismatch":
             return f'field "{place}" must match the pattern {error["ctx"]["pattern"]}'
         case "literal_error" if isinstance(error["input"], str):

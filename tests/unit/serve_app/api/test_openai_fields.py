@@ -200,7 +200,7 @@ async def test_a_budget_of_thinking_reaches_the_model(name):
             {"thinking_budget": 1, "thinking_token_budget": 1},
             'fields "thinking_token_budget" and "thinking_budget" mean the same',
         ),
-        ({"reasoning_budget_message": "x" * 1025}, 'field "reasoning_budget_message" must'),
+        ({"reasoning_budget_message": "x" * 1025}, "has more than 1,024 characters"),
     ],
     ids=str,
 )
