@@ -71,7 +71,7 @@ def test_layers_on_several_gpus_reserve_these_gpus() -> None:
         ({"parallel": {"tensor": 2}, "num_gpu": 3}, "exclude each other"),
         ({"device": "cpu", "num_gpu": 3}, "num_gpu is for GPUs"),
         ({"tensor_split": [0, 0]}, "a number above 0"),
-        ({"tensor_split": [1, -1]}, "must be at least 0"),
+        ({"tensor_split": [1, -1]}, "must be at least 0, not -1"),
         ({"parallel": {"tensor": 0}}, r"parallel\.tensor"),
         ({"parallel": {"tensors": 2}}, "did you mean tensor"),
     ],
