@@ -1,7 +1,7 @@
-"""Tools of Anthropic's protocol: those with a schema, and those that a type defines.
+"""Tools of Anthropic's protocol: those with a schema, and those whose type defines them.
 
-Clients execute all of them. The model sees each as a function: `TYPES` has, for each type, the
-functions that stand for it, with the parameters that Anthropic documents.
+Clients execute all of them. The model sees functions: `TYPES` makes, for each type of tool, the
+functions that represent it, with the parameters that Anthropic documents.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +25,20 @@ from serve_app.api.anthropic_toolsets import (
 from serve_app.api.fields import Body, harmless
 from serve_app.api.tools import NAME, Function
 
-# Searches for tools on Anthropic's servers.
+# Prefixes of the types of searches for tools, which Anthropic's servers execute.
 _SEARCHES = ("tool_search_tool_regex", "tool_search_tool_bm25")
 
 
 class ToolSettings(Body):
-    """Of one tool of a toolset."""
+    """Settings of one tool in a toolset."""
 
     enabled: bool | None = None
     defer_loading: Any = harmless()
 
 
 class DeclaredTool(Body):
-    """A tool of the client, or several (a toolset, which has no name). Tools of Anthropic's servers
-    have other types."""
+    """A tool that the client executes, or a set of them (a toolset, which has no name). Tools that
+    Anthropic's servers execute have other types."""
 
     name: str | None = Field(default=None, pattern=NAME)
     type: str = "custom"
@@ -50,19 +50,19 @@ class DeclaredTool(Body):
     eager_input_streaming: Any = harmless()
     allowed_callers: Any = harmless()
     defer_loading: Any = harmless()
-    # Of editors:
+    # Fields of editors.
     max_characters: int | None = None
-    # Of screens:
+    # Fields of computers.
     display_width_px: int | None = None
     display_height_px: int | None = None
-    display_number: Any = harmless()  # the client knows its display
+    display_number: Any = harmless()
     enable_zoom: bool = False
-    # Of toolsets, settings of tools by their names:
+    # Settings of a toolset's tools, by name.
     configs: dict[str, ToolSettings | None] = Field(default_factory=dict)
 
 
 def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
-    """The functions that stand for the tools. Raises RequestError for types that are not served and
+    """The functions that represent the tools. Raises RequestError for types that are not served and
     for missing fields."""
     found: list[Function] = []
     dropped = left_out(tools)
@@ -77,20 +77,20 @@ def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
 
 
 def left_out(tools: Sequence[DeclaredTool]) -> set[str]:
-    """The types of tools that have no function, because there are others: searches for tools, all
-    of which are shown to the model."""
+    """The types of the tools that are left out: searches for tools, if there are other tools. The
+    model sees all of these, so it needs no search."""
     types = {tool.type for tool in tools}
     searches = {kind for kind in types if kind.startswith(_SEARCHES)}
     return searches if searches < types else set()
 
 
 def member_name(toolset: str, name: str) -> str:
-    """The name of the function for a tool of a toolset."""
+    """The name of the function that represents the tool `name` of a toolset."""
     return f"{toolset}.{name}"
 
 
 def toolsets_of(tools: Sequence[DeclaredTool]) -> dict[str, str]:
-    """The names of toolsets, by those of the functions for their tools."""
+    """The name of the toolset for each function that represents a tool of one."""
     return {
         member_name(toolset.name, name): toolset.name
         for tool in tools
@@ -121,95 +121,98 @@ def _function(name: str, description: str, properties: Properties, *required: st
 def _bash(place: str, tool: DeclaredTool) -> list[Function]:
     properties: Properties = {
         "command": text("The command. Required unless `restart` is true."),
-        "restart": {"type": "boolean", "description": "Restart the shell instead."},
+        "restart": {
+            "type": "boolean",
+            "description": "Restart the shell instead of running a command.",
+        },
     }
-    told = (
-        "Run a command in a bash shell and get its output. The shell remains between calls, with "
-        "its folder and variables."
+    description = (
+        "Run a command in a bash shell and get its output. The shell persists between calls, with "
+        "its working directory and variables."
     )
-    return [_function(_name(place, tool), told, properties)]
+    return [_function(_name(place, tool), description, properties)]
 
 
 _RANGE = integers(
-    2, "Of `view`: the first and the last line to show, counted from 1; -1 stands for the end."
+    2, "For `view`: the first and the last line to show. Lines count from 1; -1 is the last line."
 )
 _EDITING: Properties = {
     "view_range": _RANGE,
-    "file_text": text("Of `create`: the text of the file."),
-    "old_str": text("Of `str_replace`: the text to replace, which the file has exactly once."),
-    "new_str": text("Of `str_replace`: the text in its place."),
-    "insert_line": integer("Of `insert`: the line after which the text is inserted; 0: at first."),
+    "file_text": text("For `create`: the content of the file."),
+    "old_str": text("For `str_replace`: the text to replace. It must occur exactly once."),
+    "new_str": text("For `str_replace`: the replacement."),
+    "insert_line": integer("For `insert`: the line after which to insert; 0 for the beginning."),
 }
-_INSERTED = "Of `insert`: the text to insert."
+_INSERTED = "For `insert`: the text to insert."
 
 
 def _editor(place: str, tool: DeclaredTool, *, undo: bool) -> list[Function]:
-    """An editor. The older ones can undo, and take the inserted text from `new_str`."""
+    """An editor. Older ones can undo, and take the text to insert from `new_str`."""
     commands = ["view", "create", "str_replace", "insert", *(["undo_edit"] if undo else [])]
     properties: Properties = {
-        "command": one_of("What to do.", *commands),
-        "path": text("The absolute path of a file; of `view` also of a folder."),
+        "command": one_of("The command.", *commands),
+        "path": text("The absolute path of a file, or for `view` of a directory."),
         **_EDITING,
     }
     if undo:
         properties["new_str"] = text(f"{_EDITING['new_str']['description']} {_INSERTED}")
     else:
         properties["insert_text"] = text(_INSERTED)
-    told = "View, create and edit text files."
+    description = "View, create and edit text files."
     if tool.max_characters is not None:
-        told += f" `view` shows at most {tool.max_characters} characters."
-    return [_function(_name(place, tool), told, properties, "command", "path")]
+        description += f" `view` shows at most {tool.max_characters} characters."
+    return [_function(_name(place, tool), description, properties, "command", "path")]
 
 
 def _memory(place: str, tool: DeclaredTool) -> list[Function]:
     commands = ("view", "create", "str_replace", "insert", "delete", "rename")
     properties: Properties = {
-        "command": one_of("What to do.", *commands),
-        "path": text("The path below /memories. Of all commands but `rename`."),
+        "command": one_of("The command.", *commands),
+        "path": text("The path, in /memories. For all commands except `rename`."),
         **_EDITING,
         "insert_text": text(_INSERTED),
-        "old_path": text("Of `rename`: the path until now."),
-        "new_path": text("Of `rename`: the path from now on."),
+        "old_path": text("For `rename`: the current path."),
+        "new_path": text("For `rename`: the new path."),
     }
-    told = (
-        "Your notes, which remain after the conversation: text files in the folder /memories. View "
-        "the folder before you begin, and write down what will be needed later."
+    description = (
+        "Your notes, which persist across conversations: text files in the directory /memories. "
+        "View the directory before you start, and record what you will need later."
     )
-    return [_function(_name(place, tool), told, properties, "command")]
+    return [_function(_name(place, tool), description, properties, "command")]
 
 
-# Parameters with several meanings where one tool has all actions.
+# Parameters that mean different things for the actions of one tool.
 _ANY_TEXT = text(
-    "Of `type`: the text. Of `key` and `hold_key`: the keys. Of others: keys that are held."
+    "For `type`: the text. For `key` and `hold_key`: the keys. For others: keys to hold down."
 )
 _ANY_POINT = integers(
     2,
-    "The point (x, y) in pixels from the left and the upper edge; of `left_click_drag` where it "
-    "ends.",
+    "The point (x, y), in pixels from the left and top edges; for `left_click_drag`, the one where "
+    "the drag ends.",
 )
-# Actions that the first version of the screen has not.
+# Actions that the first version of the tool lacks.
 _LATER = ("left_mouse_down", "left_mouse_up", "triple_click", "scroll", "hold_key", "wait")
 
 
 def _computer(place: str, tool: DeclaredTool, *, later: bool) -> list[Function]:
-    """One tool for all actions."""
+    """A computer: one function with all actions."""
     for field in ("display_width_px", "display_height_px"):
         if getattr(tool, field) is None:
             raise RequestError(f'field "{place}.{field}" is required')
     missing = [*(() if later else _LATER), *(() if tool.enable_zoom else ("zoom",))]
     actions = {name: each for name, each in SCREEN_TOOLS.items() if name not in missing}
-    properties: Properties = {"action": one_of("What to do.", *actions)}
+    properties: Properties = {"action": one_of("The action.", *actions)}
     for _, parameters, _ in actions.values():
         properties |= parameters
     properties |= {"text": _ANY_TEXT, "coordinate": _ANY_POINT}
     for name in ("repeat",) if later else ("repeat", "start_coordinate"):
         del properties[name]
-    told = [
-        f"Use a computer by its screen of {tool.display_width_px} x {tool.display_height_px} "
-        "pixels, its mouse and its keyboard. The actions:",
+    lines = [
+        f"Use a computer with a screen of {tool.display_width_px} x {tool.display_height_px} "
+        "pixels, a mouse and a keyboard. The actions:",
         *(f"{name}: {each[0]}" for name, each in actions.items()),
     ]
-    return [_function(_name(place, tool), "\n".join(told), properties, "action")]
+    return [_function(_name(place, tool), "\n".join(lines), properties, "action")]
 
 
 def _toolset(place: str, tool: DeclaredTool) -> list[Function]:
@@ -217,10 +220,12 @@ def _toolset(place: str, tool: DeclaredTool) -> list[Function]:
     toolset = TOOLSETS[tool.type]
     for name in tool.configs:
         if name not in toolset.members:
-            raise RequestError(f'field "{place}.configs" has "{name[:80]}", which is no tool')
+            raise RequestError(
+                f'field "{place}.configs" has "{name[:80]}", which is not one of its tools'
+            )
     return [
-        _function(member_name(toolset.name, name), told, parameters, *required)
-        for name, (told, parameters, required) in _enabled(toolset, tool).items()
+        _function(member_name(toolset.name, name), description, parameters, *required)
+        for name, (description, parameters, required) in _enabled(toolset, tool).items()
     ]
 
 

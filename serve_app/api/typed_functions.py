@@ -1,5 +1,5 @@
-"""What models see of the tools of OpenAI's /v1/responses that a type defines: functions with the
-documented parameters. Descriptions are our own.
+"""The functions that models see for the tools of OpenAI's /v1/responses whose type defines them,
+with the documented parameters. The descriptions are ours.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ def local_shell_function(placed: PlacedTool) -> Function:
         "additionalProperties": {"type": "string"},
         "description": "Environment variables.",
     }
-    folder = {"type": "string", "description": "The folder in which the command runs."}
-    user = {"type": "string", "description": "The user as whom the command runs."}
+    folder = {"type": "string", "description": "The working directory of the command."}
+    user = {"type": "string", "description": "The user to run the command as."}
     return Function(
         name=placed.full_name,
         description="Run a command on the user's computer and get its output.",
@@ -43,22 +43,22 @@ def shell_function(placed: PlacedTool) -> Function:
     commands = {
         "type": "array",
         "items": {"type": "string"},
-        "description": "Commands for the shell, which run in this order.",
+        "description": "Shell commands, which run in this order.",
     }
     length = {
         "type": "integer",
-        "description": "The number of characters of the output that are wanted at most.",
+        "description": "The maximum number of characters of output to return.",
     }
-    told = ["Run shell commands and get the output and the exit code of each."]
+    lines = ["Run shell commands and get the output and the exit code of each."]
     environment = placed.tool.environment if isinstance(placed.tool, ResponseTool) else None
     if environment is not None and (isinstance(environment, str) or environment.type != "local"):
         raise UnservedFieldError(f"{placed.place}.environment")
     if isinstance(environment, ShellEnvironment) and environment.skills:
-        told.append("Folders with instructions, to be read before a task that they are about:")
-        told += [f"{each.path} ({each.name}): {each.description}" for each in environment.skills]
+        lines.append("Directories with instructions. Read them before a task that they cover:")
+        lines += [f"{each.path} ({each.name}): {each.description}" for each in environment.skills]
     return Function(
         name=placed.full_name,
-        description="\n".join(told),
+        description="\n".join(lines),
         parameters=_parameters(
             {"commands": commands, "timeout_ms": _TIMEOUT, "max_output_length": length}, "commands"
         ),
@@ -70,12 +70,11 @@ def apply_patch_function(placed: PlacedTool) -> Function:
     path = {"type": "string", "description": "The path of the file, relative to the workspace."}
     diff = {
         "type": "string",
-        "description": "Without it for delete_file. For create_file: each line of the new file "
-        "after a +. For update_file: for each place a line that begins with @@ (after which the "
-        "line of the enclosing function or class may follow), then the lines of the place: after a "
-        "space those that remain, after a - those to remove, after a + those to add. About three "
-        "remaining lines before and after each change identify the place. There are no line "
-        "numbers.",
+        "description": "Omit it for delete_file. For create_file: the lines of the new file, each "
+        "prefixed with +. For update_file: for each change a line that begins with @@ (which the "
+        "line of the enclosing function or class may follow), then the lines around it: unchanged "
+        "ones prefixed with a space, lines to remove with -, lines to add with +. Give about three "
+        "unchanged lines before and after each change, and no line numbers.",
     }
     return Function(
         name=placed.full_name,
@@ -85,28 +84,33 @@ def apply_patch_function(placed: PlacedTool) -> Function:
 
 
 def computer_function(placed: PlacedTool) -> Function:
-    """The tool for a computer. Its preview has one action in a call, and states the screen."""
+    """The computer tool. Its preview has one action in each call, and the size of the screen in its
+    declaration."""
     preview = placed.tool.type == "computer_use_preview"
-    told = (
-        "Use a computer by its screen, mouse and keyboard. The result is a picture of the screen."
+    description = (
+        "Use a computer with a screen, a mouse and a keyboard. The result is a screenshot."
     )
     if preview and isinstance(placed.tool, ResponseTool):
         for field in ("display_width", "display_height"):
             if getattr(placed.tool, field) is None:
                 raise RequestError(f'field "{placed.place}.{field}" is required')
         size = f"{placed.tool.display_width} x {placed.tool.display_height}"
-        told += f" The screen has {size} pixels."
+        description += f" The screen has {size} pixels."
     action = {"anyOf": [_parameters(each, *_required(each)) for each in _ACTIONS]}
     if preview:
         parameters = _parameters({"action": action}, "action")
     else:
-        several = {"type": "array", "items": action, "description": "Actions, in this order."}
+        several = {
+            "type": "array",
+            "items": action,
+            "description": "The actions, which are performed in this order.",
+        }
         parameters = _parameters({"actions": several}, "actions")
-    return Function(name=placed.full_name, description=told, parameters=parameters)
+    return Function(name=placed.full_name, description=description, parameters=parameters)
 
 
 def _required(action: dict[str, Any]) -> list[str]:
-    """All parameters of an action but keys that are held."""
+    """All parameters of an action except the keys to hold down."""
     return [name for name, schema in action.items() if schema is not _HELD]
 
 
@@ -119,16 +123,16 @@ def _parameters(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **closed}
 
 
-_TIMEOUT = {"type": "integer", "description": "Milliseconds after which it is stopped."}
+_TIMEOUT = {"type": "integer", "description": "The time limit in milliseconds."}
 
 _X = {"type": "integer", "description": "Pixels from the left edge."}
-_Y = {"type": "integer", "description": "Pixels from the upper edge."}
+_Y = {"type": "integer", "description": "Pixels from the top edge."}
 _AT = {"x": _X, "y": _Y}
 _KEYS = {"type": "array", "items": {"type": "string"}}
-_HELD = {**_KEYS, "description": "Keys that are held during the action."}
+_HELD = {**_KEYS, "description": "Keys to hold down during the action."}
 _BUTTON = {"type": "string", "enum": ["left", "right", "wheel", "back", "forward"]}
 _POINTS = {"type": "array", "items": _parameters(_AT, "x", "y")}
-_STEPS = {"type": "integer", "description": "Pixels by which to scroll."}
+_STEPS = {"type": "integer", "description": "The number of pixels to scroll."}
 # Parameters of the actions of a computer.
 _ACTIONS = (
     _action("click", button=_BUTTON, **_AT, keys=_HELD),

@@ -205,7 +205,10 @@ async def test_a_search_on_anthropics_servers_is_left_out_because_all_tools_are_
 BAD = [
     ({"type": "bash_20250124"}, 'field "tools[0].name" is required'),
     ({"type": "computer_20250124", "name": "c"}, '"tools[0].display_width_px" is required'),
-    (SCREENS | {"configs": {"fly": {}}}, '"tools[0].configs" has "fly", which is no tool'),
+    (
+        SCREENS | {"configs": {"fly": {}}},
+        '"tools[0].configs" has "fly", which is not one of its tools',
+    ),
     (SCREENS | {"configs": {"key": 5}}, 'field "tools[0].configs.key" must be an object'),
     ({"type": "code_execution_20250825", "name": "c"}, 'type" is "code_execution_20250825"'),
 ]
