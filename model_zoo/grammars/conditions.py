@@ -1,4 +1,4 @@
-"""Conditions of JSON schemas (`not`, `if`, `dependent…`, `oneOf`) as alternatives."""
+"""Rewrites conditions of JSON schemas (`not`, `if`, `dependent…`, `oneOf`) as alternatives."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -7,16 +7,16 @@ from typing import Any
 from model_zoo.grammars.negation import Exclusions
 from model_zoo.grammars.schema_parts import Schema, part_at, typed
 
-# Whether a budget allows that a schema is added.
+# Takes the length of a schema from a budget; False if that is used up.
 Spend = Callable[[Any], bool]
 _CONDITIONS = ("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies")
-# Alternatives of `oneOf` that are compared with each other, and those that are made exclusive.
+# How many alternatives of `oneOf` are compared, and how many overlapping ones are made exclusive.
 _MAX_COMPARED, _MAX_OVERLAPPING = 64, 16
 
 
 def unconditional(known: Exclusions, schema: Schema, spend: Spend) -> Schema:
-    """An equal schema without conditions, which are parts of `allOf` instead. Those whose negation
-    is not known or exceeds the budget stay."""
+    """An equivalent schema whose conditions are parts of `allOf`. Conditions whose negation is not
+    known or exceeds the budget stay."""
     if not any(key in schema for key in _CONDITIONS):
         return schema
     rest = dict(schema)
@@ -41,7 +41,7 @@ def unconditional(known: Exclusions, schema: Schema, spend: Spend) -> Schema:
 
 
 def _chosen(known: Exclusions, schema: Schema) -> Schema | bool | None:
-    """What `if`, `then` and `else` demand; None if it is not known."""
+    """`if`, `then` and `else` as alternatives; None if the negation of `if` is not known."""
     if "if" not in schema or not ("then" in schema or "else" in schema):
         return True
     other = known.negated(schema["if"])
@@ -57,7 +57,7 @@ def _chosen(known: Exclusions, schema: Schema) -> Schema | bool | None:
 
 
 def _dependent(value: Any) -> list[Schema] | None:
-    """What members demand of an object: further members, or a schema."""
+    """`dependent…` as alternatives: a member is absent, or what depends on it holds."""
     if not isinstance(value, dict):
         return None
     found = []
@@ -72,9 +72,9 @@ def _dependent(value: Any) -> list[Schema] | None:
 
 
 def exclusive(root: Schema, known: Exclusions, schema: Schema, spend: Spend) -> Schema:
-    """A schema with `anyOf` instead of `oneOf`. The alternatives exclude each other if the negation
-    of those that overlap is known and within the budget. Where a schema names a discriminator,
-    alternatives require it."""
+    """A schema with `anyOf` instead of `oneOf`. Its alternatives exclude each other if the
+    negations of those that overlap are known and within the budget. They require the property that
+    a `discriminator` names."""
     schema = _discriminated(root, schema, spend)
     alternatives = schema.get("oneOf")
     if not isinstance(alternatives, list):
@@ -87,7 +87,8 @@ def exclusive(root: Schema, known: Exclusions, schema: Schema, spend: Spend) -> 
 
 
 def _apart(known: Exclusions, alternatives: list[Any], spend: Spend) -> list[Any] | None:
-    """The alternatives, each without the values of the others; None if they are not known."""
+    """The alternatives, each without the values of those that it overlaps; None if a negation is
+    not known."""
     if len(alternatives) > _MAX_COMPARED:
         return None
     overlapping: dict[int, list[int]] = {}
@@ -119,7 +120,7 @@ def _discriminated(root: Schema, schema: Schema, spend: Spend) -> Schema:
 
 
 def _requiring(root: Schema, alternative: Any, name: str, spend: Spend) -> Any:
-    """The alternative with a required member, which it declares."""
+    """The alternative, which requires the member `name` if it declares it."""
     target = alternative
     if isinstance(target, dict) and target.keys() == {"$ref"} and isinstance(target["$ref"], str):
         target = part_at(root, target["$ref"])

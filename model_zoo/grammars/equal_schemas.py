@@ -1,4 +1,4 @@
-"""Rewrites keywords of JSON schemas that grammars do not have by means of others."""
+"""Rewrites JSON schemas: expresses keywords that grammars lack by keywords that they have."""
 
 import json
 import math
@@ -20,35 +20,33 @@ from model_zoo.grammars.schema_parts import (
 )
 from model_zoo.grammars.text_formats import FORMATS
 
-# Characters of JSON that rewriting may add to a schema, for instance where it repeats a schema for
-# each of several names.
+# Characters of JSON that rewriting may add to a schema.
 MAX_REPEATED_CHARACTERS = 256 * 1024
-# Arrays of different values that are listed one by one.
+# How many arrays `uniqueItems` may list.
 MAX_LISTED_ARRAYS = 400
-# Places of an array at which the item that it must contain is looked for.
+# At how many positions the item of `contains` may be.
 _CONTAINED_AMONG = 8
-# llguidance holds bounds as integers of 64 bits.
+# llguidance has bounds of 64 bits.
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 _GREATEST, _LARGEST_DOUBLE = 2**62, 1e308
-# Look-ahead at the begin of patterns, which grammars do not have, and what replaces the patterns.
-# Zod's addresses begin with no dot and have no two in a row, as those of the format.
+# Zod writes this look-ahead, which grammars lack, before the pattern of an address: it must not
+# begin with a dot or have two in a row. The format `email` excludes both.
 _EMAIL_LOOK_AHEAD = r"^(?!\.)(?!.*\.\.)"
-# Formats for which llguidance has dates and leap seconds that most readers of JSON refuse.
+# Formats for which llguidance accepts dates and leap seconds that most JSON readers refuse.
 _TIMES = ("date", "time", "date-time")
-# Pydantic's decimal numbers have at least one digit.
+# Pydantic's pattern of decimal numbers, whose look-ahead demands a digit, and one without.
 _DECIMAL = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
 
 
 def simplified(schema: Any) -> Any:
-    """A schema with other keywords, for grammars.
+    """The schema, rewritten for grammars. References lead to definitions (`localised`).
 
-    References lead to definitions (`localised`). Equal to the schema are the rewritten forms of
-    `not`, `if`, `dependent…` and exclusive `oneOf` of what `negation` knows, of names of members
-    that a list, a pattern or a format allows (`propertyNames`), of `unevaluatedProperties` beside
-    `allOf` and references, and of `uniqueItems` with few possible items. Narrower are those of
-    `contains`, of bounds beyond 62 bits, and of alternatives with a discriminator, which is
-    required. Wider are other uses of `uniqueItems`, which is left out, and of `oneOf`, which
-    becomes `anyOf`. Keywords stay where the schema would become much longer.
+    Equivalent: `not`, `if`, `dependent…` and `oneOf` where `negation` knows what they exclude;
+    `propertyNames` that are a list, a pattern or a format; `unevaluatedProperties` beside `allOf`
+    and references; `uniqueItems` with few possible items. Narrower: `contains`, bounds beyond 62
+    bits, and alternatives with a discriminator, which becomes required. Wider: other `uniqueItems`,
+    which are left out, and other `oneOf`, which become `anyOf`. Keywords stay where rewriting would
+    make the schema too long.
     """
     found = localised(schema)
     return mapped(found, _Rewriting(found).change) if isinstance(found, dict) else found
@@ -77,7 +75,7 @@ class _Rewriting:
         return exclusive(self._root, self._known, schema, self._spend)
 
     def _spend(self, added: Any, times: int = 1) -> bool:
-        """Whether the budget allows that a schema or value is added."""
+        """Takes `times` the length of a value from the budget; False if that is used up."""
         if self._budget >= 0:
             self._budget -= times * len(json.dumps(added))
         return self._budget >= 0
@@ -101,8 +99,8 @@ class _Rewriting:
         return {**rest, "properties": {**own, **added}, "additionalProperties": others}
 
     def _with_named_members(self, schema: Schema) -> Schema:
-        """A schema whose `propertyNames` are any texts, a list of texts, or the texts of a pattern
-        or a format, without this keyword; others stay as they are."""
+        """The schema without `propertyNames`, if these are any strings, a list, a pattern or a
+        format; otherwise as it is."""
         names: Any = schema["propertyNames"]
         rest = {key: value for key, value in schema.items() if key != "propertyNames"}
         if isinstance(names, dict) and names.keys() == {"$ref"} and isinstance(names["$ref"], str):
@@ -120,7 +118,7 @@ class _Rewriting:
         if "patternProperties" in schema or (declared and listed is None):
             return schema
         if listed is not None:
-            # Lists within each other multiply, so the schemas that they repeat have a limit.
+            # Nested lists multiply, so repeated schemas are limited.
             if not (self._spend(listed) and self._spend(others, len(listed))):
                 return schema
             members = {name: declared.get(name, others) for name in listed}
@@ -131,8 +129,8 @@ class _Rewriting:
         return {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
 
     def _with_different_items(self, schema: Schema) -> Schema:
-        """A schema without `uniqueItems`: a list of all arrays where these are few, else with the
-        number of different items as its limit, or without a replacement."""
+        """The schema without `uniqueItems`: with a list of all arrays if these are few; otherwise
+        with at most as many items as there are values, if these are known."""
         rest = {key: value for key, value in schema.items() if key != "uniqueItems"}
         found = self._known.finite_values(schema.get("items"))
         least = _count(schema, "minItems", 0)
@@ -151,7 +149,7 @@ class _Rewriting:
         return _with_arrays(rest, {"enum": arrays}) if self._spend(values, len(arrays)) else rest
 
     def _containing(self, schema: Schema) -> Schema:
-        """A schema without `contains`: the item is among the first ones."""
+        """The schema without `contains`: one of the first items is that item."""
         left_out = ("contains", "minContains", "maxContains")
         rest = {key: value for key, value in schema.items() if key not in left_out}
         least = _count(schema, "minContains", 1)
@@ -173,9 +171,9 @@ class _Rewriting:
         return _with_arrays(rest, {"anyOf": [{"type": "array", **each} for each in arrays]})
 
     def _with_first_member(self, schema: Schema) -> Schema:
-        """A schema without `minProperties: 1`, which grammars do not have beside properties that
-        are not required: one of these is the first member, or, where a schema describes others,
-        there is only one of those or more."""
+        """The schema without `minProperties: 1`, which grammars lack beside optional properties:
+        one of these is the first member, or, where a schema describes others, there is only one of
+        those or more."""
         members = typed(schema, "properties", dict)
         names = [name for name in members if members[name] is not False]
         required = [name for name in typed(schema, "required", list) if isinstance(name, str)]
@@ -200,7 +198,7 @@ def _combined(schema: Schema, other: Schema) -> Schema:
 
 
 def _with_arrays(schema: Schema, arrays: Schema) -> Schema:
-    """A schema whose arrays follow `arrays`. Without a type, it has arrays only."""
+    """The schema, whose arrays also follow `arrays`. Without `type`, it allows arrays only."""
     kinds = types_of(schema) if "type" in schema else ["array"]
     if "array" not in kinds:
         return schema
@@ -209,7 +207,7 @@ def _with_arrays(schema: Schema, arrays: Schema) -> Schema:
 
 
 def _count(schema: Schema, key: str, default: int) -> int | None:
-    """The number of a keyword; None if it is none."""
+    """The value of a keyword; None if it is not a whole number of at least 0."""
     value = schema.get(key, default)
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
     return int(value) if whole and value % 1 == 0 else None
@@ -238,7 +236,7 @@ def _pattern_of_names(demands: Schema) -> str | None:
 
 
 def _with_pattern(schema: Schema) -> Schema:
-    """A schema without the look-ahead of patterns that libraries write, and with the patterns of
+    """The schema without the look-ahead that libraries write in patterns, and with patterns for
     dates and times."""
     pattern, form = schema.get("pattern"), schema.get("format")
     if pattern is None and form in _TIMES:
@@ -253,7 +251,7 @@ def _with_pattern(schema: Schema) -> Schema:
 
 
 def _with_bounds(schema: Schema) -> Schema:
-    """A schema whose bounds have at most 62 bits; those of doubles are left out."""
+    """The schema with bounds of at most 62 bits; those at the limits of doubles are left out."""
     changed = dict(schema)
     for key, sign in _BOUNDS.items():
         bound = schema.get(key)

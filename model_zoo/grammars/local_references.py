@@ -1,4 +1,4 @@
-"""References of a schema as references to its definitions, whatever they are written as."""
+"""Turns the references of a schema into references to its definitions."""
 
 from typing import Any
 from urllib.parse import quote, urldefrag, urljoin
@@ -17,22 +17,23 @@ from model_zoo.grammars.schema_parts import (
 
 
 def localised(schema: Any) -> Any:
-    """An equal schema whose references lead to the whole schema or to a definition at its top.
+    """An equivalent schema whose references lead to the whole schema or to a definition at its top.
 
     Parts that other references lead to, by JSON pointer, `$id` or anchor, become definitions, so
-    that the schema can be rewritten around them. References to other documents, to absent parts,
+    that rewriting the schema does not move them. References to other documents, to absent parts,
     and dynamic ones with several possible targets stay as they are.
     """
     return _Document(schema).localised() if isinstance(schema, dict) else schema
 
 
 class _Document:
-    """`parts`: the schemas of a document by JSON pointer, also those that only references reach."""
+    """`parts`: the schemas of a document by JSON pointer, including those that only references
+    reach."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._parts: dict[str, Schema] = {}
-        self._bases: dict[str, str] = {}  # URI that references are relative to, by pointer
+        self._bases: dict[str, str] = {}  # base URIs by pointer
         self._addresses = {"": ""}  # pointers by URI
         self._dynamic: dict[str, list[str]] = {}  # pointers by dynamic anchor
         self._targets: dict[str, Any] = {}  # parts that become definitions
@@ -62,7 +63,7 @@ class _Document:
         if isinstance(identity, str) and identity[:1] != "#":
             base = urldefrag(urljoin(base, identity)).url
             self._addresses.setdefault(base, pointer)
-        elif isinstance(identity, str):  # an anchor in older drafts
+        elif isinstance(identity, str):  # which is an anchor in older drafts
             self._addresses.setdefault(f"{base}{identity}", pointer)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(part.get(key), str):
@@ -103,7 +104,7 @@ class _Document:
         if resource is None:
             return None
         steps = steps_of(f"#{fragment}")
-        # Some writers give parts an `$id`, but write pointers from the top.
+        # Some programs give parts an `$id`, but write pointers from the top.
         found = located(self._root, [*steps_of(f"#{resource}"), *steps])
         return found if found is not None or uri else located(self._root, steps)
 

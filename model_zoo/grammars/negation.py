@@ -1,4 +1,4 @@
-"""What a JSON schema excludes, as another schema, and whether two schemas exclude each other."""
+"""Negates JSON schemas, and tells whether two of them exclude each other."""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from model_zoo.grammars.schema_parts import (
     types_of,
 )
 
-# Parts, names and values that are read to find what a schema excludes, and the nesting of parts
-# with references.
+# Limits of the parts, names and values that are read for a schema, and of the nesting of parts,
+# references included.
 MAX_STEPS = 30_000
 _MAX_DEPTH = 8
 # Characters of excluded texts that count as a step, and the longest such text: a regular expression
@@ -33,11 +33,11 @@ _TYPE_OF: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-# Keywords that describe members, but not by name or not in all cases.
+# Keywords that describe members by something else than names, or only conditionally.
 _DESCRIBING = (
     "patternProperties anyOf oneOf if dependentSchemas dependencies unevaluatedProperties"
 ).split()
-# Type, and the keyword with the opposite limit and the distance between both limits.
+# For each limit: the type, the opposite keyword, and the distance between both limits.
 _LIMITS = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -51,22 +51,22 @@ _LIMITS = {
 
 
 class Exclusions:
-    """What the parts of the schema `root` exclude, as far as it is found in `MAX_STEPS` steps."""
+    """Negations of parts of the schema `root`, as far as `MAX_STEPS` steps find them."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._steps = MAX_STEPS
 
     def negated(self, schema: Any, depth: int = 0) -> Schema | bool | None:
-        """A schema of exactly the values that do not follow `schema`. None if none is known that
-        grammars have."""
+        """A schema of exactly the values that do not follow `schema`, in keywords that grammars
+        have; None if none is known."""
         if isinstance(schema, bool):
             return not schema
         if not isinstance(schema, dict) or not self._step(depth):
             return None
         values = _values_of(schema)
         schema = {key: value for key, value in schema.items() if key not in _IGNORED}
-        if values is not None:  # those of its types alone
+        if values is not None:  # which are only those of its types
             rest = {key: schema[key] for key in schema if key not in ("type", "const", "enum")}
             schema = {**rest, "enum": values}
         alternatives: list[Schema | bool] = []
@@ -80,7 +80,7 @@ class Exclusions:
         return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
 
     def _without(self, schema: Schema, key: str, depth: int) -> list[Schema | bool] | None:
-        """Schemas of the values that do not follow one keyword of a schema."""
+        """Schemas whose values together are those that do not follow one keyword of a schema."""
         value = schema[key]
         match key, value:
             case "type", str() | list():
@@ -118,8 +118,8 @@ class Exclusions:
         return None if None in found else [each for each in found if each is not None]
 
     def excludes(self, one: Any, other: Any, depth: int = 0) -> bool:
-        """Whether it is known that no value follows both of two parts: by their types, their
-        values, or a member that both require."""
+        """Whether certainly no value follows both parts, judging by their types, their values and
+        the members that both require."""
         theirs = [*self._conjuncts(other)]
         return any(
             self._apart(mine, each, depth) for mine in self._conjuncts(one) for each in theirs
@@ -150,7 +150,7 @@ class Exclusions:
         )
 
     def _conjuncts(self, schema: Any, depth: int = 0) -> Iterator[Schema | bool]:
-        """The schema and those that each of its values follows, too."""
+        """The schema, and further ones that all its values follow."""
         if not isinstance(schema, bool | dict) or not self._step(depth):
             return
         yield schema
@@ -161,7 +161,7 @@ class Exclusions:
                 yield from self._conjuncts(part_at(self._root, schema["$ref"]), depth + 1)
 
     def finite_values(self, schema: Any) -> list[Any] | None:
-        """The values that a part lists; None if it lists none. It may exclude some of them."""
+        """The values that a part lists, some of which it may exclude; None if it has no list."""
         for each in self._conjuncts(schema):
             values = _values_of(each) if isinstance(each, dict) else None
             if values is not None:
@@ -169,8 +169,8 @@ class Exclusions:
         return None
 
     def names(self, schema: Any) -> dict[str, None] | None:
-        """The names of the members that a part describes; None if it describes others than by
-        name and in all cases."""
+        """The names of the members that a part describes; None if it describes some by something
+        else than names, or only conditionally."""
         found: dict[str, None] = {}
         for each in self._conjuncts(schema):
             if isinstance(each, bool):
@@ -185,7 +185,7 @@ class Exclusions:
         return found
 
     def _step(self, depth: int, count: int = 1) -> bool:
-        """Whether so many other parts, names or values may be read, at this depth."""
+        """Counts further parts, names or values; whether they may be read at this depth."""
         self._steps -= count
         return self._steps >= 0 and depth <= _MAX_DEPTH
 
@@ -227,7 +227,7 @@ def _of_other_values(values: list[Any]) -> list[Schema | bool] | None:
 
 
 def _other_texts(texts: list[str]) -> str:
-    """A regular expression for all texts but some: those that leave their common prefix tree."""
+    """A regular expression for all strings except `texts`: those that leave their prefix tree."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -246,12 +246,12 @@ def _leaving(node: dict[str, Any]) -> str:
 
 
 def _literal(character: str) -> str:
-    """A character in a regular expression or in one of its classes."""
+    """A character, escaped for a regular expression or one of its classes."""
     return f"\\{character}" if character in r"\.+*?()|[]{}^$#&-~" else character
 
 
 def _values_of(schema: Schema) -> list[Any] | None:
-    """The values that the keywords of a schema itself list."""
+    """The values that a schema lists itself, by `const` or `enum`."""
     kinds = _kinds(schema)
     listed = schema.get("enum")
     if "const" in schema:
@@ -273,5 +273,5 @@ def _kinds(schema: Schema) -> set[str]:
 
 
 def canonical(value: Any) -> str:
-    """The same text for values that are equal in JSON, such as 1 and 1.0."""
+    """A key that is the same for values that are equal in JSON, such as 1 and 1.0."""
     return json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)

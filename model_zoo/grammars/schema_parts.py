@@ -17,7 +17,7 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 DEFINITIONS = ("$defs", "definitions")
 ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "$comment")
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-# Keywords by which other schemas evaluate members of the same object.
+# Keywords whose schemas evaluate members of the same object.
 _EVALUATING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 
 
@@ -67,8 +67,8 @@ def typed(schema: Any, keyword: str, kind: type) -> Any:
 
 
 def types_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types that the keyword `type` names; all if it is absent. Others than texts are left
-    out."""
+    """The types that the keyword `type` names; all if it is absent. Entries that are not strings
+    are left out."""
     types = schema.get("type", list(TYPES))
     listed = [types] if isinstance(types, str) else types if isinstance(types, list) else []
     return [each for each in listed if isinstance(each, str)]
@@ -106,7 +106,7 @@ def escaped(name: str) -> str:
 
 
 def allows_nothing(schema: Any) -> bool:
-    """Whether a schema excludes all values: `false`, or `not` of all values."""
+    """Whether a schema excludes all values: `false`, or `not` of a schema that allows all."""
     return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
 
 

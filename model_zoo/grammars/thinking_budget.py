@@ -11,21 +11,22 @@ from numpy.typing import NDArray
 from model_zoo.chat.formats.reply_parser import ReplyParser
 from runtime.engine.request import Grammar, Matcher
 
-# Tokens of thinking that begins again when the budget is used up, which templates and models do not
-# intend. As it is not ended at once, the tokens of an answer need no masks, and may be proposed.
+# Tokens of thinking that begins again after the budget is used up, which neither templates nor
+# models intend. Because it is not ended at once, the tokens of an answer need no masks and can be
+# proposed.
 AGAIN = 16
-# Bytes of a character after its first one. An incomplete character is not cut off.
+# Maximum bytes of a UTF-8 character after its first one. Characters are not cut off.
 _REST_OF_CHARACTER = 3
 _ALL = np.uint32(2**32 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """`grammar` (None: any tokens), with at most `budget` tokens of thinking. `ending` tokens then
-    follow, and, where `again` is not None, any token but that one. The form of an answer takes
-    precedence over its budget.
+    """`grammar` (None: any tokens), with at most `budget` tokens of thinking. Then the tokens
+    `ending` are forced, and the token after them is not `again`, unless that is None. The grammar
+    takes precedence over the budget.
 
-    `parser`: a new parser of the answer's text. `token_bytes`: the text of a token in it.
+    `parser`: makes a parser of the answer's text. `token_bytes`: the text of a token in the answer.
     """
 
     grammar: Grammar | None
@@ -40,19 +41,19 @@ class ThinkingBudget:
 
 
 class ThinkingBudgetMatcher:
-    """The state of a `ThinkingBudget`; see `runtime.engine.request.Matcher`. All tokens count that
-    follow the beginning of thinking, up to that which completes its end."""
+    """The state of a `ThinkingBudget`; see `runtime.engine.request.Matcher`. Every token after the
+    start of thinking counts, up to the one that completes its end."""
 
     def __init__(self, rule: ThinkingBudget) -> None:
         self._rule = rule
         self._inner: Matcher | None = None if rule.grammar is None else rule.grammar.matcher()
         self._parser = rule.parser()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._budget = rule.budget  # tokens of thinking that are left
-        self._here = rule.budget  # the same, for the current thinking
-        self._late = 0  # tokens since then, which complete a character
+        self._budget = rule.budget  # tokens of thinking that are left in the answer
+        self._here = rule.budget  # the same for the current stretch of thinking
+        self._late = 0  # tokens beyond it, which complete a character
         self._begun = False  # whether the answer has thinking or text
-        # Each of the next tokens: the only one that may be there, or, with False, that may not.
+        # For each of the next tokens: the only one allowed (True), or one that is not (False).
         self._forced: deque[tuple[int, bool]] = deque()
         if self._parser.thinking:
             self._begin()
@@ -66,7 +67,7 @@ class ThinkingBudgetMatcher:
             self._inner.accept(token)
         if self._forced:
             wanted, only = self._forced.popleft()
-            if only and token != wanted:  # the form of the answer takes precedence
+            if only and token != wanted:  # the grammar takes precedence
                 self._forced.clear()
         thinking = self._parser.thinking
         text = self._decoder.decode(self._rule.token_bytes(token))
@@ -89,7 +90,7 @@ class ThinkingBudgetMatcher:
             _restrict(words, *self._forced[0])
 
     def acceptable(self, tokens: Sequence[int]) -> int:
-        """Fewer than the grammar allows, so that the tokens after them are free of the budget."""
+        """As many as the grammar accepts, but so few that the budget leaves the next token free."""
         count = len(tokens) if self._inner is None else self._inner.acceptable(tokens)
         return min(count, max(0, self._free - 1))
 
@@ -103,7 +104,7 @@ class ThinkingBudgetMatcher:
 
     @property
     def _free(self) -> int:
-        """How many of the next tokens the budget does not restrict, whatever they are."""
+        """How many of the next tokens the budget leaves free, whatever they are."""
         if self._forced:
             return 0
         if self._parser.thinking:
@@ -111,7 +112,6 @@ class ThinkingBudgetMatcher:
         return 1 + max(self._budget, AGAIN if self._begun else 0)
 
     def _begin(self) -> None:
-        """Thinking has begun."""
         self._here, self._late = max(self._budget, AGAIN if self._begun else 0), 0
         self._begun = True
         self._end_if_due()
@@ -125,7 +125,7 @@ class ThinkingBudgetMatcher:
 
 
 def _restrict(words: NDArray[np.uint32], token: int, only: bool) -> None:
-    """Leaves only the token in the words of a mask, or all others; all where none would be left."""
+    """Allows only `token` in the words of a mask, or only the others, unless none would be left."""
     bit = np.zeros_like(words)
     bit[token // 32] = 1 << token % 32
     kept = words & (bit if only else ~bit)
