@@ -1,4 +1,4 @@
-"""What values must be, in errors: in the terms of JSON and YAML instead of Python's."""
+"""What values must be, for error messages: in the terms of JSON and YAML instead of Python's."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 _SPELLING = "spelling"
 _LONGEST_SHOWN = 60
 
-# What a value must be, by pydantic's name of the error that it is not.
+# What a value must be, by pydantic's name of the error.
 REQUIRED_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "string_type": "a string",
@@ -29,7 +29,7 @@ REQUIRED_TYPES: Mapping[str, str] = MappingProxyType(
         "model_type": "an object",
     }
 )
-# The same for limits.
+# The same for limits, with a place for the limit.
 _LIMITS: Mapping[str, str] = MappingProxyType(
     {
         "greater_than_equal": "at least {}",
@@ -42,8 +42,8 @@ _LIMITS: Mapping[str, str] = MappingProxyType(
 
 
 def spelled(pattern: str, allowed: str) -> AfterValidator:
-    """Refuses a text that a regular expression does not match; `allowed`: the matching texts in
-    words, with an article."""
+    """Refuses a string that `pattern` does not match. `allowed`: the matching strings in words,
+    with an article."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -54,7 +54,7 @@ def spelled(pattern: str, allowed: str) -> AfterValidator:
 
 
 def requirement(details: Mapping[str, Any]) -> str | None:
-    """What the value of an error of pydantic must be; None for errors with a message of ours."""
+    """What the value in an error of pydantic must be; None for errors with our own message."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _LIMITS:
         return _LIMITS[kind].format(*map(_number, context.values()))
@@ -62,11 +62,11 @@ def requirement(details: Mapping[str, Any]) -> str | None:
         case "literal_error":
             return re.sub(r"'([^']*)'", r"\1", context["expected"])
         case "string_too_short":
-            return f"a text of at least {context['min_length']:,} characters"
+            return _sized("string", context["min_length"], "characters")
         case "too_short":
-            return f"a list of at least {context['min_length']:,}"
+            return _sized("list", context["min_length"], "entries")
         case "too_long":
-            return f"a list of at most {context['max_length']:,}"
+            return f"a list of at most {context['max_length']:,} entries"
         case _ if kind == _SPELLING:
             return str(context["allowed"])
     return REQUIRED_TYPES.get(kind)
@@ -79,12 +79,16 @@ def repeats(details: Mapping[str, Any]) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, cut if it is long."""
+    """A value as JSON, shortened if it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError):  # YAML also has dates as keys, and lists in themselves
         text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def _sized(kind: str, least: int, parts: str) -> str:
+    return f"a non-empty {kind}" if least == 1 else f"a {kind} of at least {least:,} {parts}"
 
 
 def _number(value: float) -> str:

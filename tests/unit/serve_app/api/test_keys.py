@@ -90,7 +90,7 @@ def test_a_missing_file_is_reported(tmp_path):
             "entry 1, name must be at most 64 letters, digits and ._@-",
         ),
         ([{**ENTRY, "requests_per_minute": 0}], "entry 1, requests_per_minute must be at least 1"),
-        ([{**ENTRY, "models": []}], "entry 1, models must be a list of at least 1"),
+        ([{**ENTRY, "models": []}], "entry 1, models must be a non-empty list"),
         ([{**ENTRY, "models": ["demo"], "manage": True}], "manage and models exclude each other"),
         ([ENTRY, {**ENTRY, "sha256": "0" * 64}], "two entries have the same name"),
         ([ENTRY, {**ENTRY, "name": "bob"}], "two entries have the same sha256"),

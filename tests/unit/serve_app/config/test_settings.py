@@ -155,7 +155,7 @@ def test_defaults_become_options():
             with_model(name="no spaces"),
             ["args.models[0].name (model no spaces) must be a name such as qwen3", "letters"],
         ),
-        (with_model(source=""), ["source (model demo) must be a text of at least 1"]),
+        (with_model(source=""), ["source (model demo) must be a non-empty string"]),
         (with_model(min_replicas=1), ["min_replicas (model demo)", "it belongs to `autoscaling`"]),
         ({"model": [MODEL]}, ["args.model is not a known key; did you mean models?"]),
         ({"models": [MODEL], "start_timeout_s": 0}, ["start_timeout_s must be above 0, not 0"]),
