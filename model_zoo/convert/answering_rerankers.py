@@ -1,7 +1,7 @@
-"""Rerankers that answer yes or no, as Qwen's: their parts of conversion tables.
+"""Parts of conversion tables for rerankers that answer yes or no, such as Qwen's.
 
-Their checkpoints have the settings of chat models: only the folder and the heading of the
-description name them, by which llama.cpp's converter recognises them, too.
+Their checkpoints have the settings of chat models. Only the names of the folder and of the model
+card tell that they are rerankers; llama.cpp's converter goes by these, too.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from model_zoo.gguf.pooling_types import RANK
 from model_zoo.layers.ranking_head import ANSWERS, LABELS
 from model_zoo.tokenizers.pairs import TEMPLATE_KEY
 
-# The beginning of all prompts with which Qwen's rerankers were trained.
+# The beginning of every prompt of Qwen's rerankers.
 TASK = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -28,9 +28,9 @@ TASK = (
 
 
 def reranker_keys(name: str, template: str, usual: tuple[Key, ...]) -> tuple[Key, ...]:
-    """The keys `usual` of chat models of the family, and those of its rerankers.
+    """The keys `usual` of the family's chat models, and those of its rerankers.
 
-    name: by which rerankers are recognised, in small letters. template: of their prompts, with
+    name: what the names of rerankers contain, in lower case. template: of their prompts, with
     {query} and {document}.
     """
     ranks = _named(name)
@@ -43,7 +43,7 @@ def reranker_keys(name: str, template: str, usual: tuple[Key, ...]) -> tuple[Key
 
 
 def reranker_rules(name: str) -> tuple[Rule, ...]:
-    """Rules for the tensors outside layers: rerankers have two rows of the head."""
+    """Rules for the tensors outside layers. Rerankers keep two rows of the head."""
     ranks = _named(name)
     *others, head = decoders.EMBEDDINGS
     return (
@@ -75,7 +75,7 @@ def _named(name: str) -> Callable[[Configuration], bool]:
 
 
 def _answers(config: Configuration, head: Tensor) -> Tensor:
-    """The rows of the head for the answers."""
+    """The rows of the head for the answers yes and no."""
     files = TokenizerFiles(config.path.parent, config)
     ids = vocabulary(files)
     if not ids.keys() >= set(ANSWERS):

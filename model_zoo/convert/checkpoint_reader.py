@@ -98,7 +98,7 @@ class Checkpoint:
     """Names, shapes and data of the tensors of a folder.
 
     Names of tensors in a module of a sentence transformer begin with the module's folder. A weight
-    that is stored as several tensors, in one of `forms`, counts as one.
+    that one of `forms` stores as several tensors counts as one tensor.
     """
 
     def __init__(self, folder: Path, stored: Mapping[str, _Stored], forms: StoredForms) -> None:
@@ -134,7 +134,7 @@ class Checkpoint:
             raise ModelFileError(f"{self.folder}: `{name}` is empty: its shape is {stored.shape}.")
         if isinstance(stored, _Composed):
             if blocks:
-                raise UnsupportedModelError(f"{self.folder}: `{name}` does not hold blocks.")
+                raise UnsupportedModelError(f"{self.folder}: `{name}` does not consist of blocks.")
         elif stored.dtype not in (_BYTES if blocks else FLOATS):
             raise UnsupportedModelError(
                 f"{stored.shard}: `{name}` holds numbers of type {stored.dtype}; F32, F16, BF16, "
@@ -143,31 +143,31 @@ class Checkpoint:
             )
 
     def read(self, name: str, *, index: int | None = None) -> Tensor:
-        """The stored tensor, or the slice `index` of its first dimension; a weight that is stored
-        as several tensors in float32."""
+        """The stored tensor, or the slice `index` of its first dimension; in float32 if it is
+        stored as several tensors."""
         return self._stored[name].read(index)
 
     def blocks(self, name: str) -> str | None:
-        """The type of blocks of GGUF that have the numbers of this weight, apart from `factor`;
-        None if it must be computed."""
+        """The type of the GGUF blocks that hold this weight exactly, up to `factor`; None if there
+        are none."""
         stored = self._stored[name]
         return stored.blocks if isinstance(stored, _Composed) else None
 
     def read_blocks(self, name: str) -> Tensor:
-        """uint8 [out, row bytes] of a weight that has `blocks`."""
+        """The blocks of a weight that has such `blocks`, uint8 [out, row bytes]."""
         stored = self._stored[name]
         assert isinstance(stored, _Composed)
         return stored.read_blocks()
 
     def factor(self, name: str) -> Tensor | None:
-        """float32 [1], by which the numbers of the blocks of a weight are multiplied."""
+        """The factor of a weight's blocks, float32 [1]."""
         stored = self._stored[name]
         return stored.factor() if isinstance(stored, _Composed) else None
 
 
 @contextmanager
 def open_checkpoint(folder: Path, *, forms: StoredForms) -> Iterator[Checkpoint]:
-    """Opens all shards. A tensor that several have is that of the index.
+    """Opens all shards. If several have a tensor, the index decides which counts.
 
     ModelFileError if one is missing, damaged or contradicts the index; UnsupportedModelError for a
     folder of pickles.
@@ -186,7 +186,7 @@ def open_checkpoint(folder: Path, *, forms: StoredForms) -> Iterator[Checkpoint]
 
 
 def _composed(stored: Mapping[str, _Stored], forms: StoredForms) -> dict[str, _Stored | _Composed]:
-    """The tensors, of which the parts of a weight count as the weight."""
+    """The tensors, with each weight in place of its parts."""
     weights: dict[str, _Composed] = {}
     parts = {name for name in stored if name.endswith(forms.unused)}
     for name in stored:
@@ -205,7 +205,7 @@ def _composed(stored: Mapping[str, _Stored], forms: StoredForms) -> dict[str, _S
 def _weight(
     first: str, stored: Mapping[str, _Stored], found: Sequence[tuple[WeightForm, Mapping[str, str]]]
 ) -> _Composed:
-    """The weight with this first tensor, in the first of the forms `found` that its parts fit."""
+    """The weight with this first part, in the first of the forms `found` that its parts fit."""
     for form, names in found:
         parts = {end: stored[name] for end, name in names.items()}
         for end, part in parts.items():

@@ -46,12 +46,13 @@ def convert(
     """Converts the model in `folder` to `out`; returns the paths of all files.
 
     In llama.cpp's flavour a vision model goes to a second file, named `mmproj-` and the name of
-    `out`. `type`: a recipe; None: the stored type of 16 bits, F16 if it has more, and for llama.cpp
-    the blocks of quantised weights, if GGUF has them. `flavour`: whose key and tensor names to use;
-    None: llama.cpp's if it has the architecture.
-    `progress(done, total)` gets bytes written. At most one stored tensor is in memory. Files get
-    their final names when complete; none remains after an error. Raises ConfigurationError for
-    invalid arguments, ModelFileError for an invalid folder.
+    `out`. At most one stored tensor is in memory. Files get their final names when complete; none
+    remains after an error. Raises ConfigurationError for invalid arguments, ModelFileError for an
+    invalid folder.
+
+    type: a recipe; None: the stored 16-bit type, F16 for wider ones, and in llama.cpp's flavour the
+    blocks of quantised weights, if GGUF has them. flavour: whose key and tensor names to use; None:
+    llama.cpp's if it has the architecture. progress(done, total): gets the bytes written.
     """
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)

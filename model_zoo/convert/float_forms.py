@@ -1,4 +1,4 @@
-"""Forms of weights of eight bits with scales, and of floats of four bits."""
+"""Forms of 8-bit weights with scales, and of 4-bit floats."""
 
 import torch
 from torch import Tensor
@@ -23,15 +23,15 @@ from model_zoo.convert.weight_forms import (
 )
 
 _BYTES = frozenset({"U8"})
-# The columns that share a scale in NVFP4 and MXFP4, and those of a block of NVFP4 in GGUF.
+# How many columns share a scale in NVFP4 and MXFP4, and how many a block of NVFP4 has in GGUF.
 _NVFP4_COLUMNS, _MXFP4_COLUMNS, _NVFP4_BLOCK = 16, 32, 64
 
 
 def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 1) -> WeightForm:
-    """Numbers of eight bits, scales as in `fits`, and of integers perhaps zero points.
+    """8-bit floats or integers with scales as in `fits`; integers may have zero points.
 
-    scale: the end of the name of the scales. end: that of the weights that have this form, and
-    parts: of how many equal parts of their rows each is in blocks of its own.
+    scale: the suffix of the scales. end: the suffix of the weights that have this form. parts: how
+    many equal parts of their rows are divided into blocks separately.
     """
 
     def shape(tensors: Parts) -> Shape | None:
@@ -65,7 +65,8 @@ def scaled_form(scale: str, block: Block | None, *, end: str = "", parts: int = 
 
 
 def mxfp4_form(packed: str) -> WeightForm:
-    """E2M1 in bytes of a row, with exponents for 32 columns. packed: the end of their name."""
+    """E2M1, two in a byte of a row, with an exponent per 32 columns. packed: the suffix of the
+    bytes."""
     return WeightForm(
         needed={packed: _BYTES, "_scale": EXPONENTS},
         shape=lambda parts: _columns(parts, packed, _MXFP4_COLUMNS),
@@ -79,8 +80,8 @@ def mxfp4_form(packed: str) -> WeightForm:
 
 
 def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> WeightForm:
-    """E2M1 in bytes of a row, with scales of E4M3 for 16 columns and one factor, which multiplies
-    or `divides`. packed, factor: the ends of their names."""
+    """E2M1, two in a byte of a row, with an E4M3 scale per 16 columns and one factor, which
+    multiplies or `divides`. packed, factor: the suffixes of the bytes and of the factor."""
 
     def shape(parts: Parts) -> Shape | None:
         single = parts[factor].shape in ((), (1,))
@@ -106,8 +107,8 @@ def nvfp4_form(packed: str, factor: str, *, divides: bool = False) -> WeightForm
 
 
 def _columns(parts: Parts, packed: str, group: int) -> Shape | None:
-    """The shape [out, in] of weights, two of which are in a byte, and `group` of which share a
-    scale."""
+    """The shape [out, in] of weights that are stored two in a byte, with a scale per `group`
+    columns."""
     stored = parts[packed].shape
     if len(stored) != 2 or 2 * stored[1] % group:
         return None

@@ -1,4 +1,4 @@
-"""Forms of weights of integers of few bits with scales: of compressed-tensors, GPTQ and AWQ."""
+"""Forms of weights as integers of few bits with scales: compressed-tensors, GPTQ and AWQ."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ _IN_WORDS: Types = {".qweight": _WORDS, ".qzeros": _WORDS, ".scales": FLOATS}
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """What integers stand for. zero, scale: [out, groups]. groups: that of each column, [in]; None:
-    groups are adjacent columns."""
+    """The grid that integers index. zero, scale: [out, groups]. groups: the group of each column,
+    [in]; None: each group is a run of adjacent columns."""
 
     zero: Tensor
     scale: Tensor
     groups: Tensor | None = None
 
     def is_of_blocks(self, bits: int, weight: Shape) -> bool:
-        """Whether the integers of Q4_0 or Q8_0, with scales of F16, stand for the same numbers."""
+        """Whether Q4_0 (4 bits) or Q8_0 (8 bits) represents the same numbers exactly."""
         if not scales_blocks(tuple(self.scale.shape), weight):
             return False
         adjacent = torch.arange(weight[1]) // (weight[1] // self.scale.shape[1])
@@ -38,9 +38,9 @@ class _Grid:
 
 
 def packed_form(bits: int) -> WeightForm:
-    """`pack-quantized` of compressed-tensors: integers in words of a row, and zero points in words
-    of a column, which are 2^(bits - 1) if they are not stored. Groups of which any is -1 are
-    adjacent columns: no calibration has assigned them."""
+    """`pack-quantized` of compressed-tensors: integers packed along rows, zero points along
+    columns. Without stored zero points, they are 2^(bits - 1). Group indices of which any is -1 were
+    assigned by no calibration: groups are adjacent columns then."""
 
     def shape(parts: Parts) -> Shape | None:
         scale, zero = parts["_scale"].shape, parts.get(_ZERO_POINT)
@@ -71,8 +71,8 @@ def packed_form(bits: int) -> WeightForm:
 
 
 def gptq_form(bits: int, zero_offset: int) -> WeightForm:
-    """Integers in words of a column, [in words, out]; zero points in words of a row, [groups, out
-    words], from each of which writers subtract `zero_offset` with a carry to the next."""
+    """Integers packed along columns, [in words, out]; zero points along rows, [groups, out words],
+    from each of which writers subtract `zero_offset` with a carry to the next."""
     offsets = zero_offset * sum(1 << place for place in range(0, WORD_BITS, bits))
 
     def shape(parts: Parts) -> Shape | None:
@@ -99,7 +99,7 @@ def gptq_form(bits: int, zero_offset: int) -> WeightForm:
 
 
 def awq_form() -> WeightForm:
-    """Integers of four bits and zero points in words of a row, [in, out words], [groups, out
+    """4-bit integers and zero points, both packed along rows: [in, out words], [groups, out
     words]."""
 
     def shape(parts: Parts) -> Shape | None:
@@ -130,7 +130,7 @@ def _form(
     grid: Callable[[Tensors], _Grid],
     weight: str = "",
 ) -> WeightForm:
-    """values: int32 [out, in] from 0, of which each has so many bits."""
+    """values: unsigned integers of so many bits, int32 [out, in]."""
     first = next(iter(needed))
 
     def numbers(parts: Tensors) -> Tensor:
@@ -162,8 +162,8 @@ def _words(numbers: int, bits: int) -> int:
 
 
 def _if_grouped(weight: Shape, scale: Shape, parts: Parts, groups: str | None) -> Shape | None:
-    """The weight's shape [out, in] if scales [out, groups] are its own. `groups`: the end of the
-    name of the group of each column, perhaps among `parts`."""
+    """The weight's shape [out, in] if scales [out, groups] fit it. `groups`: the suffix of the part
+    with the group of each column, which may be absent."""
     if len(scale) != 2 or scale[0] != weight[0] or not scale[1]:
         return None
     if groups is not None and groups in parts:

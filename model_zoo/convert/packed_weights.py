@@ -1,4 +1,4 @@
-"""Integers and floats of few bits, several of which are stored in one number."""
+"""Unpacks integers and floats of few bits that are stored several in one number."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from runtime.quant.formats.microscaling import E2M1
 
 WORD_BITS = 32
-# The columns of eight weights whose four bits follow one another in a word of AWQ.
+# The order in which a word of AWQ holds the 4 bits of eight columns.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -28,8 +28,8 @@ def from_zero_points(
 ) -> Tensor:
     """integers [out, in] -> float32 [out, in], (integers - zero) * scale.
 
-    zero, scale: [out, groups]. groups: the group of each column, [in]; None: groups are adjacent
-    columns. IndexError for groups that do not exist.
+    zero, scale: [out, groups]. groups: the group of each column, [in]; None: each group is a run
+    of adjacent columns. Raises IndexError for groups that do not exist.
     """
     if groups is None:
         groups = torch.arange(integers.shape[1]) // -(-integers.shape[1] // scale.shape[1])

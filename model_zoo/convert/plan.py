@@ -53,7 +53,7 @@ def plan(
 ) -> list[Target]:
     """All tensors of the file: those outside layers first, then layer by layer.
 
-    keep_blocks: matrices of layers that the checkpoint stores in blocks of GGUF keep these.
+    keep_blocks: matrices of layers keep the GGUF blocks in which the checkpoint stores them.
     Matrices of a layer are adjacent, in the order of the rules. ModelFileError names stored tensors
     that are missing, unknown or contradict the configuration.
     """
@@ -274,8 +274,8 @@ def _target(
 def _in_blocks(
     target: Target, rule: Rule, sources: _Sources, config: Configuration, checkpoint: Checkpoint
 ) -> list[Target]:
-    """The target in the blocks that the checkpoint stores, if its rows are whole rows of these, and
-    the factors of its matrices, if they have some; else the target as it is."""
+    """The target with the stored blocks and the factors of its matrices, if it consists of whole
+    stored rows; otherwise the target as it is."""
     transform = unchanged if rule.transform is None else rule.transform
     names = [name for _, name in sorted(sources[0].items())]
     movable = isinstance(transform, Rows) and len(sources) == 1 and not (rule.each or rule.keep)

@@ -1,4 +1,4 @@
-"""Which forms the weights of a checkpoint have, by its `quantization_config`."""
+"""Finds the forms of a checkpoint's weights by its `quantization_config`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from runtime.errors import UnsupportedModelError
 
 Settings = Mapping[str, Any]
 _BITS = (2, 4, 8)
-# In which the Model Optimizer writes its settings, in later versions also to config.json.
+# The Model Optimizer's settings; later versions also write them to config.json.
 _MODEL_OPTIMIZER_FILE = "hf_quant_config.json"
 _COMPRESSED_FORMATS = frozenset(
     "dense int-quantized float-quantized naive-quantized pack-quantized nvfp4-pack-quantized "
     "mxfp4-pack-quantized mxfp8-quantized mixed-precision".split()
 )
-# Ends of names of scales with which other programs round the inputs of products, or caches.
+# Suffixes of scales with which other programs quantise the inputs of products, or caches.
 _UNUSED = (
     ".activation_scale",
     "_activation_scale",
@@ -35,15 +35,16 @@ _UNUSED = (
 
 @dataclass(frozen=True, slots=True)
 class StoredForms:
-    """The forms of a checkpoint's weights, and ends of names of tensors to ignore."""
+    """The forms of a checkpoint's weights, and the suffixes of tensors to ignore."""
 
     forms: Sequence[WeightForm]
     unused: tuple[str, ...] = ()
 
 
 def stored_forms(config: Configuration) -> StoredForms:
-    """UnsupportedModelError for methods of quantisation that are not known; MXFP4 of gpt-oss, whose
-    blocks GGUF has, and BitNet before its weights are rounded need no form."""
+    """The forms of a checkpoint's weights. None are needed for gpt-oss' MXFP4, whose blocks GGUF
+    has, and for BitNet before its weights are rounded. Raises UnsupportedModelError for unknown
+    methods."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping):
         stated = {}
@@ -63,7 +64,8 @@ def stored_forms(config: Configuration) -> StoredForms:
 
 
 def _scaled(config: Configuration, stated: Settings) -> StoredForms:
-    """The rows of joined queries, keys and values may be stored for several devices, by heads."""
+    """Joined queries, keys and values may be stored in one part per key head, as for several
+    devices."""
     block = _block(config, "weight_block_size", stated.get("weight_block_size"))
     forms = _of_modules(block)
     if config.get("attention_projection_layout") != "fused_qkv":
@@ -74,7 +76,7 @@ def _scaled(config: Configuration, stated: Settings) -> StoredForms:
 
 
 def _compressed(config: Configuration, stated: Settings) -> StoredForms:
-    """The settings of compressed-tensors; which of the forms a matrix has, its parts show."""
+    """compressed-tensors. The parts of each matrix show which of its forms it has."""
     groups = list((stated.get("config_groups") or {}).values())
     formats = {part.get("format") for part in (stated, *groups)} - {None}
     others = sorted(map(str, formats - _COMPRESSED_FORMATS))
@@ -99,7 +101,7 @@ def _model_optimizer(config: Configuration, stated: Settings) -> StoredForms:
 
 
 def _of_modules(block: Block | None) -> StoredForms:
-    """All forms whose parts are named after a weight."""
+    """All forms whose parts have the weight's name and a suffix."""
     return StoredForms(
         (
             scaled_form("_scale_inv", block),
@@ -115,7 +117,7 @@ def _of_modules(block: Block | None) -> StoredForms:
 
 
 def _gptq(config: Configuration, stated: Settings) -> StoredForms:
-    """Before its second version, zero points are stored less one."""
+    """The first version stores zero points minus one."""
     bits, version = stated["bits"], stated.get("checkpoint_format") or "gptq"
     if bits not in _BITS or version not in ("gptq", "gptq_v2"):
         raise UnsupportedModelError(
@@ -152,7 +154,7 @@ _METHODS: Mapping[str | None, Callable[[Configuration, Settings], StoredForms]] 
 
 
 def _block(config: Configuration, key: str, stated: object) -> Block | None:
-    """Rows and columns of the blocks of weights with one scale; None if the settings state none."""
+    """Rows and columns of the blocks that share a scale; None if the settings state none."""
     if stated is None:
         return None
     if not isinstance(stated, list) or len(stated) != 2 or not all(map(_is_size, stated)):

@@ -114,8 +114,8 @@ def recipe_named(name: str) -> Recipe:
 
 
 def file_type(recipe: str, kept: Iterable[str | None] = ()) -> int:
-    """The value of `general.file_type`; `kept`: the types of blocks that a checkpoint's tensors
-    keep, None for others."""
+    """The value of `general.file_type`. `kept`: for each tensor the type of the stored blocks that
+    it keeps, or None."""
     counts = Counter(type for type in kept if type is not None)
     if counts:
         return _FILE_TYPES_OF_BLOCKS[counts.most_common(1)[0][0]]

@@ -1,4 +1,4 @@
-"""Numbers of few bits with scales: one for a matrix, or for rows, blocks or groups of columns."""
+"""Weights of few bits with scales: per tensor, row, block or group of columns."""
 
 from math import prod
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 Block = tuple[int, int]
 Shape = tuple[int, ...]
-# Exponents of scales of eight bits (E8M0) count from this one.
+# Bias of the exponents of 8-bit scales (E8M0).
 _BIAS = 127
 
 
 def fits(weight: Shape, scale: Shape, block: Block | None, parts: int = 1) -> bool:
-    """Whether scales of this shape are those of a weight [..., out, in].
+    """Whether scales of this shape fit a weight [..., out, in].
 
-    They are one for the tensor; or one for each block, of `block` rows and columns, of so many
-    equal `parts` of the rows; or of a shape that is broadcast, or [out]; or one for each group of
-    columns, [..., out, groups].
+    They may be one for the tensor; one per row, [..., out]; of any shape that broadcasts; one per
+    group of columns, [..., out, groups]; or one per block of `block` rows and columns, into which
+    each of `parts` equal parts of the rows is divided separately.
     """
     if prod(scale) == 1 or scale == weight[:-1]:
         return True
@@ -35,7 +35,7 @@ def scaled(weight: Tensor, scale: Tensor, block: Block | None = None, parts: int
 
 
 def spread(scale: Tensor, shape: Shape, block: Block | None = None, parts: int = 1) -> Tensor:
-    """Scales or zero points as in `fits` -> of a shape that is broadcast to `shape`."""
+    """Scales or zero points as in `fits` -> a tensor that broadcasts to `shape`."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() < len(shape):
@@ -60,8 +60,8 @@ def _numbers(scale: Tensor) -> Tensor:
 
 
 def _blocks(weight: Shape, block: Block, parts: int) -> Shape | None:
-    """The number of blocks in both dimensions, of which the last ones of each part may be smaller;
-    None if the parts are not equal."""
+    """The number of blocks in both dimensions, where the last ones of each part may be smaller;
+    None if the rows cannot be divided into equal parts."""
     if weight[-2] % parts:
         return None
     rows = parts * -(-(weight[-2] // parts) // block[0])

@@ -1,4 +1,4 @@
-"""Quantised weights of checkpoints as blocks of GGUF that have the same numbers."""
+"""Turns quantised weights of checkpoints into GGUF blocks with exactly the same numbers."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,13 @@ _SIGN = 128
 
 
 def q4_0_rows(weight: Tensor, scale: Tensor) -> Tensor:
-    """weight [out, in] from 0 to 15 for -8 to 7, scale [out, groups] -> uint8 [out, row bytes]."""
+    """weight [out, in] (0 to 15 for -8 to 7), scale [out, groups] -> uint8 [out, row bytes]."""
     low, high = weight.unflatten(1, (-1, 2, _BLOCK // 2)).byte().unbind(2)
     return _with_scales(low | high << 4, scale)
 
 
 def q8_0_rows(weight: Tensor, scale: Tensor) -> Tensor:
-    """weight [out, in] from -128, scale [out, groups] -> uint8 [out, row bytes]."""
+    """weight [out, in] (-128 to 127), scale [out, groups] -> uint8 [out, row bytes]."""
     return _with_scales(weight.char().unflatten(1, (-1, _BLOCK)).view(torch.uint8), scale)
 
 
@@ -22,7 +22,7 @@ def mxfp4_rows(packed: Tensor, exponents: Tensor) -> Tensor:
     """packed uint8 [rows, n, 16] or [rows, n * 16], exponents uint8 [rows, n] -> uint8
     [rows, n * 17].
 
-    Stored bytes hold adjacent weights. A block of the file is the exponent and 16 bytes, with the
+    A stored byte holds two adjacent weights. A GGUF block is the exponent and 16 bytes, with the
     first 16 weights in the low nibbles and the others in the high ones.
     """
     packed = packed.reshape(*exponents.shape, _BLOCK // 2)
@@ -31,7 +31,7 @@ def mxfp4_rows(packed: Tensor, exponents: Tensor) -> Tensor:
 
 def nvfp4_rows(packed: Tensor, scale: Tensor) -> Tensor:
     """packed uint8 [out, in / 2], the first weight in the low bits, scale E4M3 [out, in / 16] ->
-    uint8 [out, row bytes]: of each 64 weights four scales, then the weights of each."""
+    uint8 [out, row bytes]: for every 64 weights four scales, then the weights of each scale."""
     scales = scale.view(torch.uint8)
     groups = packed.unflatten(1, (-1, _NVFP4_GROUP // 2))
     groups = torch.where(scales.unsqueeze(-1) < _SIGN, groups, groups ^ 0x88)
@@ -41,26 +41,28 @@ def nvfp4_rows(packed: Tensor, scale: Tensor) -> Tensor:
 
 
 def scales_blocks(scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-    """Whether scales [out, groups] of a weight [out, in] are of whole blocks of 32 columns."""
+    """Whether each of the scales [out, groups] of a weight [out, in] covers whole blocks of 32
+    columns."""
     if len(weight) != 2 or len(scale) != 2 or scale[0] != weight[0]:
         return False
     return weight[1] % (scale[1] * _BLOCK) == 0
 
 
 def are_halves(scale: Tensor) -> bool:
-    """Whether F16 has all these numbers."""
+    """Whether F16 represents all these numbers exactly."""
     return torch.equal(scale.half().to(scale.dtype), scale)
 
 
 def _with_scales(blocks: Tensor, scale: Tensor) -> Tensor:
-    """blocks uint8 [out, n, bytes], scale [out, groups] of adjacent blocks -> [out, row bytes]."""
+    """blocks uint8 [out, n, bytes], scale [out, groups] -> uint8 [out, row bytes]; a group is a run
+    of adjacent blocks."""
     scales = scale.half().repeat_interleave(blocks.shape[1] // scale.shape[1], dim=1)
     return torch.cat([scales.unsqueeze(-1).view(torch.uint8), blocks], -1).flatten(1)
 
 
 def _halved(packed: Tensor) -> Tensor:
-    """uint8 [..., n] of adjacent pairs -> [..., n], the first half of the weights in the low bits
-    and the other in the high ones."""
+    """uint8 [..., n], two adjacent weights in a byte -> [..., n], the first half of the weights in
+    the low nibbles, the other in the high ones."""
     weights = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
     first, second = weights.chunk(2, dim=-1)
     return first | second << 4

@@ -12,7 +12,7 @@ from model_zoo.convert.stored_blocks import mxfp4_rows
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A transform that only moves whole rows, which therefore may be blocks as well as numbers."""
+    """A transform that only moves whole rows, so it applies to blocks as well as to numbers."""
 
     move: Transform
 

@@ -1,4 +1,4 @@
-"""The forms in which checkpoints store one weight as several tensors, such as integers and scales.
+"""How checkpoints store a weight as several tensors, such as integers and scales.
 
 The formats are those of DeepSeek's and Mistral's checkpoints, compressed-tensors, NVIDIA's Model
 Optimizer, GPTQ and AWQ.
@@ -37,9 +37,9 @@ Types = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of a type of GGUF with the numbers of a weight, apart from one factor for all.
+    """GGUF blocks of one type that represent a weight exactly, up to one factor for all of them.
 
-    exact: whether these parts of a weight have such blocks.
+    exact: whether the parts of a weight can be such blocks.
     rows: uint8 [out, row bytes].
     factor: float32 [1]; None if it is 1.
     """
@@ -52,15 +52,15 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """A form of a weight. The names of its parts have a common beginning and an end of their own.
+    """One way of storing a weight. The names of its parts share a prefix; their suffixes differ.
 
-    needed, optional: the ends, and the types of these parts; the first of `needed` has the weight's
-    numbers, and by its type forms are told apart.
-    shape: of the weight, or None if the shapes of its parts do not fit.
-    numbers: float32 of that shape.
-    weight: the end of the weight's name.
-    sliced: whether slices of a stack of weights are computed from slices of the parts.
-    blocks: in which files may have the weight.
+    needed, optional: the types that each part may have, by suffix. The first of `needed` holds the
+    numbers of the weight; its type distinguishes forms with the same suffixes.
+    shape: of the weight; None if the shapes of the parts do not fit each other.
+    numbers: the weight, float32 of that shape.
+    weight: the suffix of the weight's name.
+    sliced: whether a slice of a stack of weights is computed from slices of the parts.
+    blocks: the GGUF blocks that can hold the weight.
     """
 
     needed: Types
@@ -76,8 +76,8 @@ class WeightForm:
         return next(iter(self.needed))
 
     def names(self, name: str, stored: Mapping[str, Stored]) -> dict[str, str] | None:
-        """The names of all parts, by their ends, of the weight whose first one has this name; None
-        if there is none in this form."""
+        """The names of all parts by suffix, for the weight whose first part is `name`; None if
+        that is no weight in this form."""
         if not name.endswith(self.first) or stored[name].dtype not in self.needed[self.first]:
             return None
         stem = name.removesuffix(self.first)

@@ -25,7 +25,7 @@ Example:
     "--type",
     "recipe",
     type=click.Choice(list(RECIPES), case_sensitive=False),
-    help="Type of the weights; by default as stored: blocks of quantised ones, BF16, else F16.",
+    help="Type of the weights. Default: as stored (blocks of quantised ones, BF16), else F16.",
 )
 @click.option(
     "--flavour",
