@@ -234,8 +234,8 @@ def _thinking(body: MessagesBody) -> bool | str | None:
 
 
 def _budget(body: MessagesBody) -> int | None:
-    """How many tokens of thinking the answer has at most, if that decides how much to think. Models
-    here are smaller than Anthropic's, so that any positive number is accepted."""
+    """The thinking budget, if thinking is `enabled` with one. Any positive number is accepted:
+    models here are smaller than Anthropic's, which require at least 1,024."""
     given = body.thinking
     if given is None or given.type != "enabled" or given.budget_tokens is None:
         return None
@@ -243,7 +243,7 @@ def _budget(body: MessagesBody) -> int | None:
 
 
 def _check_budget(budget: int | None, options: Options) -> None:
-    """Raises RequestError, as Anthropic does, if no token of the answer would be left."""
+    """Raises RequestError, as Anthropic does, if the budget leaves no token for the answer."""
     most = options.max_tokens
     if budget is not None and most is not None and most <= budget:
         raise RequestError(

@@ -41,7 +41,7 @@ _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 class MessageEncoder:
     """One message, streamed or whole. `reader` separates its parts. `max_tokens`: the limit of the
     request; None if it has none. Without `shows_thinking`, the blocks of thinking are empty.
-    `toolsets`: the names of toolsets, by those of the functions for their tools.
+    `toolsets`: the toolset of each function that represents a tool of one.
 
     A tool call is sent when it is complete: a block cannot be withdrawn, and a malformed call is
     text.

@@ -20,7 +20,7 @@ def _native_body(refused: Refusal) -> dict[str, Any]:
     return {"error": refused.message}
 
 
-# Error formats by protocol; the others have the native one.
+# Error formats by protocol; all other paths have the native one.
 _BODIES: Mapping[str, ErrorBody] = {
     "anthropic": anthropic_reply.error_body,
     "openai": openai.error_body,

@@ -219,8 +219,8 @@ def is_large(*texts: bytes | bytearray) -> bool:
 
 
 def parsed(kind: type[AnyBody], place: str, raw: Any) -> AnyBody:
-    """The object at `place` of a body, which is parsed after the body. Raises RequestError that
-    names the field that is wrong or missing."""
+    """An object within a body that is parsed later than the body itself; `place` is where it is.
+    Raises RequestError that names the wrong or missing field."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -238,9 +238,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 def token_ids(values: Any) -> tuple[int, ...] | None:
-    """The values as token ids; None unless they are a list, there is at least one, and all are
-    integers in [0, 2**31).
-    """
+    """The values as token ids; None unless they are a non-empty list of integers in [0, 2**31)."""
     try:
         return msgspec.convert(values, tuple[TokenId, ...]) or None
     except msgspec.ValidationError:
@@ -290,8 +288,8 @@ def _refused(value: Any, neutral: list[Any]) -> bool:
 
 
 def _message(errors: list[ErrorDetails], raw: Any, within: str = "") -> str:
-    """Names the first field that is wrong in the object `raw` at `within`, and what it must be. A
-    value of none of several types has an error for each of them."""
+    """Names the first wrong field of the object `raw`, which is at `within`, and what it must be. A
+    value that fits none of several types has an error for each of them."""
     place = _place(errors[0], raw)
     same = [error for error in errors if _place(error, raw) == place]
     place = ".".join(filter(None, (within, place)))

@@ -45,8 +45,8 @@ log = get_logger()
 class Ingress:
     """The HTTP server of all protocols and models.
 
-    `on_demand`: the processes that load models on demand. `facts`: those about the models from when
-    the application was built. `keys`: None on a server without API keys. `responses`: the processes
+    `on_demand`: the processes that load models on demand. `facts`: about the models, from when the
+    application was built. `keys`: None on a server without API keys. `responses`: the processes
     that store responses.
     """
 

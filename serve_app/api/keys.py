@@ -28,7 +28,9 @@ PREFIX = "sk-caravan-"
 KEY_BYTES = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@\-]{0,63}$"
 NAME_RULE = "at most 64 letters, digits and ._@-, beginning with a letter or a digit"
-_MODEL = spelled(r"[A-Za-z0-9_*.\-/:]{1,256}", "a name of a model, in which * stands for any characters")
+_MODEL = spelled(
+    r"[A-Za-z0-9_*.\-/:]{1,256}", "a name of a model, in which * stands for any characters"
+)
 # No access for others, no write access for the group. The group may read, because Kubernetes mounts
 # secrets as files owned by root that the pod's group can read.
 _FORBIDDEN_MODE = 0o027

@@ -1,6 +1,6 @@
 """The tools that a request to OpenAI's /v1/responses offers to the model, each as a function.
 
-`TYPES` has the types of tools that models can call. Clients execute these calls.
+`TYPES` has the types of tools that are served. Clients execute the calls.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,9 +38,9 @@ MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A type of tools. `calls`: the items with its calls. `function`: what the model sees of a
-    tool. `shown`: its fields that the response object repeats. `strict`: whether calls must always
-    follow the parameters, because items of calls can express nothing else."""
+    """A type of tools. `calls`: the items of its calls. `function`: the function that represents a
+    tool. `shown`: the fields that the response object repeats. `strict`: whether calls always
+    follow the parameters, because their items can express nothing else."""
 
     calls: CallKind
     function: Callable[[PlacedTool], Function]
@@ -56,9 +56,9 @@ class OfferedTools:
 
     @classmethod
     def of(cls, tools: list[ResponseTool], found: Iterable[PlacedTool]) -> "OfferedTools":
-        """The `tools` of the request that are not left out, and others that items of the
-        conversation declare, which searches have `found`. Raises RequestError for types that are
-        not served."""
+        """The `tools` of the request that are not left out, and the tools `found` in items of the
+        conversation, such as results of searches. Raises RequestError for types that are not
+        served."""
         dropped = left_out(tools)
         every = placed_tools("tools", tools)
         kept = [_served(each) for each in every if not (dropped and _elsewhere(each))]
@@ -80,25 +80,25 @@ class OfferedTools:
         return {each.full_name: each for each in self.placed}
 
     def strict(self) -> list[str]:
-        """The names of those whose calls must follow their parameters."""
+        """The names of the tools whose calls must follow their parameters."""
         strict = (each for each in self.placed if each.tool.strict or _type(each).strict)
         return [each.full_name for each in strict]
 
     def inputs(self) -> dict[str, OutputForm]:
-        """The forms of the inputs of custom tools, as far as they have one."""
+        """The grammars of custom tools that have one, by name."""
         custom = (each for each in self.placed if each.tool.type == "custom")
         return {each.full_name: form for each in custom if (form := _input_form(each))}
 
 
 def left_out(tools: list[ResponseTool]) -> list[ResponseFunction]:
-    """The tools of OpenAI's servers that are left out, because there are others."""
+    """The tools of OpenAI's servers that are left out, which they are if there are other tools."""
     offered = [each.tool for each in declarations("tools", tools) if _elsewhere(each)]
     return offered if len(offered) < len(tools) else []
 
 
 def call_item(tool: PlacedTool | None, call: Call) -> tuple[CallKind, Item]:
-    """The kind of the item for a call of `tool`, and the item without ids. A call that the item of
-    the tool's type cannot express is one of a function, which clients answer with an error."""
+    """The kind of the item for a call of `tool`, and the item without ids. Arguments that the item
+    of the tool's type cannot express become a function call, which clients answer with an error."""
     kind = FUNCTION if tool is None else _type(tool).calls
     fields = kind.written(call)
     if fields is None:
@@ -114,7 +114,7 @@ def call_item(tool: PlacedTool | None, call: Call) -> tuple[CallKind, Item]:
 
 
 def responses_choice(value: Any) -> ToolChoice:
-    """The choice in the field `tool_choice`, which is flatter than that of chat completions."""
+    """The choice in the field `tool_choice`, which nests less than that of chat completions."""
     match value:
         case None | "auto" | "none" | "required":
             return openai_choice(value)
@@ -160,7 +160,7 @@ def _shown(value: Any) -> Any:
 
 
 def shown_choice(value: Any) -> Any:
-    """`tool_choice` in the response object: the fields that `responses_choice` reads."""
+    """`tool_choice` as the response object repeats it: the fields that `responses_choice` reads."""
     if isinstance(value, str):
         return value
     choice = responses_choice(value)
@@ -176,8 +176,8 @@ def shown_choice(value: Any) -> Any:
 
 
 def _elsewhere(placed: PlacedTool) -> bool:
-    """Whether a tool of OpenAI's servers may be left out: those that agents such as Codex offer in
-    each request beside their own, and the search for tools, all of which the model sees."""
+    """Whether a tool runs on OpenAI's servers and may be left out: agents such as Codex offer a web
+    search and image generation in each request, and a model that sees all tools needs no search."""
     tool = placed.tool
     if isinstance(tool, ResponseTool) and tool.type == "tool_search":
         return tool.execution != "client"
@@ -186,8 +186,8 @@ def _elsewhere(placed: PlacedTool) -> bool:
 
 
 def _as_found(placed: PlacedTool) -> PlacedTool:
-    """The tool as after a search on OpenAI's servers: clients such as OpenAI's agents expect the
-    namespace that a deferred tool gets by it."""
+    """The tool as a search on OpenAI's servers returns it: a deferred tool is in a namespace of its
+    own name, by which clients such as OpenAI's agents know it."""
     tool = placed.tool
     alone = placed.namespace is None and tool.type in ("function", "custom")
     return replace(placed, namespace=placed.name) if alone and tool.defer_loading else placed

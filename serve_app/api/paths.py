@@ -1,10 +1,10 @@
-"""Paths of requests, and the protocols that they belong to."""
+"""Paths of requests, and their protocols."""
 
 from starlette.types import Scope
 
 LONGEST_PATH = 80  # characters of a path in messages
 COMPATIBLE = "/v1/"
-# Protocols by prefix of the path, to which a slash is appended; the first match counts.
+# Protocols by prefix of a path with a slash appended; the first match counts.
 _PROTOCOLS = (
     ("/v1/messages/", "anthropic"),
     (COMPATIBLE, "openai"),
@@ -21,6 +21,6 @@ def route_path(scope: Scope) -> str:
 
 
 def protocol_of(path: str) -> str:
-    """The protocol of a path of the application; "other" for what belongs to none."""
+    """The protocol of a path of the application; "other" if it belongs to none."""
     path = f"{path}/"
     return next((name for prefix, name in _PROTOCOLS if path.startswith(prefix)), "other")

@@ -89,7 +89,7 @@ class ImageReader:
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
     def check_count(self, count: int) -> None:
-        """Raises TooManyImagesError if a request may not have `count` images."""
+        """Raises TooManyImagesError if `count` images are more than a request may have."""
         if count > self._rules.most:
             raise TooManyImagesError(
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
@@ -254,7 +254,7 @@ class ImageTotal:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Raises TooManyImagesError if the images have too many bytes together."""
+        """Raises TooManyImagesError if the images have too many bytes in total."""
         self._count += count
         if self._count > MAX_REQUEST_BYTES:
             raise TooManyImagesError(

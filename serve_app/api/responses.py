@@ -158,7 +158,7 @@ class OpenAIResponses:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for: the conversation to continue, its own items, and the tools."""
+    """A request as read: the conversation to continue, the request's own items, and the tools."""
 
     prompt: Conversation
     items: list[Item]
@@ -180,7 +180,7 @@ async def _begun_if_too_long(
 
 
 async def _failing(error: PromptTooLongError) -> AsyncGenerator[ChatDelta, None]:
-    """The deltas of a request that fails before it is sent to a replica."""
+    """The deltas of a request that fails before it reaches a replica."""
     raise error
     yield ChatDelta()
 
@@ -194,7 +194,7 @@ _COUNT = WholeEncoder(_counted, error_body)
 
 
 def _placed(earlier: list[PlacedItem], items: list[Item]) -> list[PlacedItem]:
-    """The items of the conversation, of which `items` are the request's."""
+    """The items of the conversation: the `earlier` ones, then `items`, the request's own."""
     if not items:
         raise RequestError('field "input" has no items')
     if len(earlier) + len(items) > MAX_ITEMS:

@@ -143,8 +143,8 @@ class ResponsesBody(Body):
         return {tool.type for tool in left_out(self.tools)}
 
     def offered(self, items: Sequence[PlacedItem]) -> OfferedTools:
-        """The tools that the model may call: those of the request, without those that are left out,
-        and those that `items`, the conversation, declare."""
+        """The tools that the model may call: those of the request that are not left out, and those
+        that `items`, the conversation, declare."""
         found = (
             tool
             for placed in items
@@ -154,7 +154,7 @@ class ResponsesBody(Body):
         return OfferedTools.of(self.tools, found)
 
     def calls(self, offered: OfferedTools, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
-        """How the model may call `tools`, the functions of `offered` or none of them."""
+        """How the model may call `tools`: the functions of `offered`, or none."""
         return call_rule(
             tools,
             responses_choice(self.tool_choice),

@@ -1,7 +1,7 @@
-"""Items of OpenAI's /v1/responses with calls of tools and with their results.
+"""Items of OpenAI's /v1/responses for tool calls and their results.
 
-Models call every tool as a function. `CallKind` describes how the calls of one type of tools, and
-their results, are written as items. `typed_calls` has the kinds of tools that a type defines.
+Models call every tool as a function. A `CallKind` describes the items for calls of one type of
+tools. Those of typed tools are in `typed_calls`.
 """
 
 import secrets
@@ -26,7 +26,7 @@ Content = str | tuple[str | UnreadImage, ...]
 
 
 def new_item_id(prefix: str) -> str:
-    """An id for an item of a client that has none."""
+    """An id for a client's item without one."""
     return f"{prefix}_{secrets.token_hex(_TOKEN_BYTES)}"
 
 
@@ -52,19 +52,20 @@ def _output(place: str, item: Item) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class CallKind:
-    """The items with calls of one type of tools, and with their results.
+    """The items for calls of one type of tools, and for their results.
 
-    `call`, `output`: the types of these items; `prefix`, `output_prefix`: of their ids. `tool`: the
-    name of the tool that is called, if the type of the items determines it. `identified`: whether
-    every call has an id; a search on OpenAI's servers has none.
+    `call`, `output`: the types of these items. `prefix`, `output_prefix`: the prefixes of their
+    ids. `tool`: the name of the tool, if the type of the item determines it. `identified`: whether
+    every call has an id; searches on OpenAI's servers have none.
 
-    `written`: the fields with what the tool gets; None for arguments that these cannot express.
-    `read`: these fields of an item that a client sends. `arguments`: those of the function, from
-    the item. `begun`: the fields that differ when a stream begins the item; `events`: the events
-    that report the rest. By default the item is complete at once.
+    `written`: makes an item's fields from a call of the model; None if they cannot express its
+    arguments. `read`: these fields, from an item that a client sends. `arguments`: the arguments of
+    the function, from an item. `begun`: the fields that differ at the start of the item in a
+    stream; `events`: the events after the start. By default, the item is complete at its start.
 
-    `read_output`: the fields of a result that a client sends. `result`: what the model reads.
-    `read` and `read_output` raise RequestError that names the field.
+    `read_output`: the fields of a result, from an item that a client sends. `result`: the text and
+    images of a result that the model sees. `read` and `read_output` raise RequestError that names
+    the field.
     """
 
     call: str
@@ -86,14 +87,14 @@ Value = TypeVar("Value")
 
 
 def called(call: Call, kind: type[Value]) -> Value | None:
-    """The arguments of a call as `kind`; None for others."""
+    """The arguments of a call as `kind`; None if they do not fit it."""
     try:
         return msgspec.convert(call.value(), kind)
     except msgspec.ValidationError:
         return None
 
 
-# Functions and custom tools: one text, which their own events report.
+# Functions and custom tools: one string, which has events of its own.
 
 
 def _text_events(field: str, events: str) -> Callable[[Item], list[StreamEvent]]:

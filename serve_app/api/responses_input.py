@@ -64,7 +64,7 @@ def image_bytes(items: Iterable[Any]) -> int:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Parts, or the one object that a screenshot is."""
+    """A list of parts; a screenshot is one object."""
     return value if isinstance(value, list) else [value]
 
 
@@ -86,7 +86,7 @@ def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
         called = kind in CALLS
         if called:
             calls[item["id"]] = item.get("call_id")
-        if kind == "additional_tools":  # declared to the model beside the others
+        if kind == "additional_tools":  # of the request; items may declare more
             continue
         by_assistant = called or kind == "reasoning" or item.get("role") == "assistant"
         if not by_assistant or (turn.complete and not called):

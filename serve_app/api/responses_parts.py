@@ -15,7 +15,7 @@ Item = dict[str, Any]
 
 
 def read_parts(place: str, content: Any, known: tuple[str, ...]) -> list[Item]:
-    """Parts of the `known` types in their normal form; a string stands for one part."""
+    """Parts of the `known` types in their normal form; a string is one part."""
     if isinstance(content, str):
         return [{"type": "input_text", "text": content}]
     if not isinstance(content, list):

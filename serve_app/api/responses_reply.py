@@ -26,7 +26,7 @@ from serve_app.messages.tasks import ChatDelta, TokenLogprob
 class ResponseEncoder(StreamEncoder):
     """One response, streamed or whole. `facts`: fields of the response object that do not depend on
     the reply, such as its id. `reader` separates the parts of the reply. `tools`: those that the
-    model may call, by the names that it knows.
+    model may call, by the names of their functions.
 
     `final`: the response object after the end of the reply.
     """

@@ -11,12 +11,12 @@ from serve_app.api.fields import MAX_ITEMS, Body, Items, harmless, parsed
 from serve_app.api.tools import NAME
 
 NAMESPACE = "namespace"
-# Names of tools that differ from their types.
+# Names of typed tools that differ from their types.
 _NAMES = {"computer_use_preview": "computer"}
 
 
 class ShellSkill(Body):
-    """Instructions for a task, in a folder on the machine of the shell tool."""
+    """Instructions for a task, in a directory on the machine of the shell tool."""
 
     name: str
     description: str
@@ -24,7 +24,7 @@ class ShellSkill(Body):
 
 
 class ShellEnvironment(Body):
-    """Where the commands of a shell tool run. Types other than `local` are containers of OpenAI."""
+    """Where a shell tool runs its commands. Types other than `local` are containers of OpenAI."""
 
     type: str
     skills: Items[ShellSkill] = Field(default_factory=list)
@@ -47,7 +47,7 @@ class ResponseFunction(Body):
 
 class ResponseTool(ResponseFunction):
     """A tool, or a namespace of tools. The type may determine name and parameters. `environment`:
-    of a shell; that of a computer is its operating system."""
+    where a shell runs, or the operating system of a computer."""
 
     tools: Items[ResponseFunction] = Field(default_factory=list)
     environment: ShellEnvironment | str | None = None
@@ -58,7 +58,7 @@ class ResponseTool(ResponseFunction):
 
 @dataclass(frozen=True, slots=True)
 class PlacedTool:
-    """A tool, with its place in the request and its namespace."""
+    """A tool with its place in the request and its namespace, if it is in one."""
 
     place: str
     tool: ResponseFunction
@@ -80,8 +80,8 @@ class PlacedTool:
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """The name of a function as the model sees it. A tool that a search on OpenAI's servers finds
-    is alone in a namespace of its own name, if it has no other."""
+    """The name of a function as the model sees it. Deferred tools may be in a namespace of their
+    own name (`offered_tools`), which is not repeated."""
     return name if namespace in (None, name) else f"{namespace}.{name}"
 
 
@@ -98,7 +98,7 @@ def in_namespace(namespace: PlacedTool) -> Iterator[PlacedTool]:
 
 
 def placed_tools(place: str, tools: Iterable[ResponseTool]) -> Iterator[PlacedTool]:
-    """The tools of the field `place`, also those in namespaces."""
+    """The tools of the field `place`, including those in namespaces."""
     for each in declarations(place, tools):
         yield from in_namespace(each) if each.tool.type == NAMESPACE else (each,)
 

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's protocol, and of servers that extend it, about thinking."""
+"""Fields about thinking in OpenAI's protocol and in extensions of it."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ EFFORTS: dict[str, bool | str] = {
     "xhigh": "max",
     "ultra": "max",
 }
-# The names of the budget: in vLLM, in llama.cpp (two), and in the API of Qwen.
+# The names of the budget in vLLM, llama.cpp (two) and Qwen's API.
 BUDGETS = (
     "thinking_token_budget",
     "reasoning_budget_tokens",
@@ -35,7 +35,7 @@ class ChatCompletionReasoning(Body):
 
 
 class ThinkingFields(Body):
-    """Fields of chat completions about thinking."""
+    """Fields about thinking in chat completions."""
 
     reasoning_effort: str | None = None
     reasoning: ChatCompletionReasoning = ChatCompletionReasoning()
@@ -48,8 +48,8 @@ class ThinkingFields(Body):
 
     @property
     def budget_wanted(self) -> int | None:
-        """How many tokens of thinking the answer has at most; None, for which -1 stands too: any
-        number. Raises RequestError if several names of the field are used."""
+        """The thinking budget in tokens; None (or -1 in the request): no limit. Raises
+        RequestError if the request uses several names of the field."""
         given = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(given) > 1:
             first, second = list(given)[:2]
@@ -61,8 +61,8 @@ class ThinkingFields(Body):
 
     @property
     def thinking_wanted(self) -> bool | str | None:
-        """Whether and how much to think: not without a budget, otherwise `reasoning.effort`, which
-        overrides `reasoning_effort`."""
+        """Whether and how much to think: not at all with a budget of 0; otherwise
+        `reasoning.effort`, or else `reasoning_effort`."""
         effort = self.reasoning.effort
         thinking = thinking_for(self.reasoning_effort if effort is None else effort)
         return False if self.budget_wanted == 0 else thinking

@@ -1,5 +1,5 @@
-"""Items of OpenAI's /v1/responses with calls, and results, of tools that a type defines: shells,
-patches, computers, searches for tools.
+"""Items of OpenAI's /v1/responses for calls of typed tools, and their results: shells, patches,
+computers and searches for tools.
 """
 
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ from serve_app.api.tools import checked_arguments, decoded_arguments
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-# The shell tool: several commands, and what each of them writes.
+# The shell: several commands, and the output of each.
 
 
 class ShellAction(msgspec.Struct):
@@ -64,7 +64,7 @@ def _shell_read(place: str, raw: Item) -> Item:
 
 
 def _given(fields: Item) -> dict[str, Any]:
-    """The arguments that a call has: those that are not null."""
+    """The fields that are not null."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -94,7 +94,7 @@ def _shell_result(_: str, item: Item) -> str:
 
 
 def _shell_text(output: Item) -> str:
-    """What a command wrote, and how it ended."""
+    """The output of a command, and how it ended."""
     outcome = output["outcome"]
     timeout = outcome["type"] == "timeout"
     ending = "timed out" if timeout else f"exit code: {outcome.get('exit_code', 0)}"
@@ -118,7 +118,7 @@ SHELL = CallKind(
 )
 
 
-# The local shell: one command as a list of words.
+# The local shell: one command as a list of arguments.
 
 
 class LocalShellAction(msgspec.Struct):
@@ -130,7 +130,7 @@ class LocalShellAction(msgspec.Struct):
 
 
 def _exec(action: LocalShellAction) -> Item:
-    """Without null fields, which Vercel's AI SDK refuses."""
+    """The action without null fields, which Vercel's AI SDK refuses."""
     return {"action": {"type": "exec", **_given(msgspec.to_builtins(action))}}
 
 
@@ -149,8 +149,8 @@ def _local_arguments(_: str, item: Item) -> dict[str, Any]:
 
 
 def _local_read_output(place: str, raw: Item) -> Item:
-    """The field `id` names the call, by its `call_id` or by the id of its item; some clients send
-    the field `call_id` of other results."""
+    """The field `id` refers to the call, by its `call_id` or by the id of its item. Some clients
+    send a field `call_id` instead, as in other results."""
     call = string(place, raw, "id" if raw.get("call_id") is None else "call_id")
     fields = {"id": new_item_id("lsho"), **COMPLETED, "call_id": call}
     return fields | {"output": string(place, raw, "output")}
@@ -178,7 +178,7 @@ class PatchOperation(msgspec.Struct):
     diff: str = ""
 
     def shown(self) -> Item:
-        """The operation in the form that clients know: a deletion has no diff."""
+        """The operation as clients expect it: a deletion has no diff."""
         fields = {"type": self.type, "path": self.path}
         return fields if self.type == "delete_file" else fields | {"diff": self.diff}
 
@@ -215,11 +215,11 @@ APPLY_PATCH = CallKind(
 )
 
 
-# The computer: actions with mouse and keyboard, and a picture of the screen.
+# The computer: mouse and keyboard actions, and a screenshot.
 
 
 class _Action(msgspec.Struct, omit_defaults=True, tag_field="type"):
-    """An action; its type is the tag."""
+    """An action. Its `type` tells which one."""
 
 
 class Click(_Action, tag="click"):
@@ -279,7 +279,7 @@ ComputerAction = Click | DoubleClick | Move | Drag | Keypress | Screenshot | Scr
 
 
 class ComputerCall(msgspec.Struct, omit_defaults=True):
-    """Several actions, or the single one of the preview of this tool."""
+    """Several actions; the preview of the tool has a single one."""
 
     actions: list[ComputerAction] | None = None
     action: ComputerAction | None = None
@@ -325,7 +325,7 @@ COMPUTER = CallKind(
 )
 
 
-# The search for tools, whose result has their declarations.
+# The search for tools, whose result declares the tools that were found.
 
 
 def _search_read(place: str, raw: Item) -> Item:

@@ -1,4 +1,4 @@
-"""Folders for temporary files of a process, which later processes remove if it was killed."""
+"""Temporary folders of a process; if it is killed, a later process removes them."""
 
 import fcntl
 import os
@@ -15,8 +15,8 @@ _LOCK = "caravan-in-use"
 
 @contextmanager
 def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """A new folder, which is removed at the end, as are those of the same prefix whose processes
-    have been killed. `within`: the folder that has them, by default that for temporary files."""
+    """A new folder, which is removed at the end. Also removes folders with the same prefix whose
+    processes have been killed. `within`: the parent folder, by default that for temporary files."""
     parent = Path(tempfile.gettempdir()) if within is None else within
     for folder in parent.glob(f"{prefix}*"):
         _remove_abandoned(folder)
@@ -25,12 +25,13 @@ def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Pat
         Path(name, f"{_LOCK}.new").open("x") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Path(lock.name).rename(Path(name, _LOCK))  # it is never seen without its lock
+        Path(lock.name).rename(Path(name, _LOCK))  # so others never see it unlocked
         yield Path(name)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user whose lock no process holds. Folders without one stay."""
+    """Remove a folder of this user whose lock file no process holds locked. Without the file, it
+    stays."""
     with ExitStack() as opened:
         try:
             inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

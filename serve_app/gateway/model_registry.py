@@ -71,8 +71,8 @@ class ModelRegistry:
 
     `models`: the configured models, which hide stored models of the same name. `replicas`: those of
     each configured model, by name. `defaults`: options of requests to models that are not
-    configured. `pool`: None without `on_demand`. `facts`: those from the time when the application
-    was built.
+    configured. `pool`: None without `on_demand`. `facts`: about the models, from when the
+    application was built.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
     think ignores `thinking` instead of refusing it. `template`: of the request, instead of the
     model's. `default_template`: for a model that has none. `reply`: what the prompt ends with.
-    `thinking_budget`: how many tokens of thinking the answer has at most, None for any number;
-    `budget_message`: how thinking that is cut off ends.
+    `thinking_budget`: the limit of the answer's thinking in tokens; None: no limit.
+    `budget_message`: the text before a forced end of thinking.
     """
 
     messages: tuple[Message, ...]

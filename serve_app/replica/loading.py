@@ -252,7 +252,7 @@ def _mapped_files(
     draft: ChatModel | None,
     device: torch.device,
 ) -> ServedFiles:
-    """The files that stay mapped: weights on GPUs are copies, those on the host are not."""
+    """The files that stay mapped: those with weights on the host. Weights on GPUs are copies."""
     if device.type != "cpu" and settings.num_gpu is None:
         return ServedFiles()
     explain_bus_errors()

@@ -62,8 +62,8 @@ def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
 
 def _capabilities(model: ChatModel) -> tuple[str, ...]:
     """The model's capabilities in Ollama's terms. Any decoder computes embeddings on request, but
-    only embedding models list them. Rerankers, which Ollama does not know, are not listed as
-    embedding models, because they do not compute such vectors."""
+    only embedding models list them. Rerankers, which Ollama does not have, compute no such
+    vectors."""
     ranks = model.ranking is not None
     completes = model.decoder.generates and model.description.pooling is None
     chats = completes and model.template is not None

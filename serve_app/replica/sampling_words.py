@@ -1,4 +1,4 @@
-"""The tokens of the words that sampling parameters name: bad words, and DRY's sequence breakers."""
+"""Tokens of words in sampling parameters: bad words, and DRY's sequence breakers."""
 
 from collections.abc import Iterable
 from functools import cache, lru_cache
@@ -32,9 +32,10 @@ class SequenceBreakers:
 
 
 def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word at the beginning of a text and after a space.
+    """The tokens of each word, at the beginning of a text and after a space.
 
-    vLLM omits the latter unless both have the same number of tokens. Raises RequestError.
+    vLLM omits the latter unless both have the same number of tokens. Raises RequestError for a word
+    without tokens.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""Limits the thinking in the answer to a request."""
+"""Applies the thinking budget of a conversation to a generation request."""
 
 import dataclasses
 from functools import partial
@@ -18,9 +18,9 @@ def within_budget(
     opening: ReplyOpening | None,
     tokenizer: Tokenizer,
 ) -> GenerationRequest:
-    """The request with the budget of `source`, of which it has the prompt. `opening`: of its reply.
-    A model without thinking keeps every budget. Raises RequestError for a message that contains
-    markers of the model's replies, which would end its thinking early."""
+    """The request, with the thinking budget of its conversation `source`. `opening`: the start of
+    the reply. Models without thinking need no limit. Raises RequestError if the budget's message
+    contains a marker of the model's replies, which would end the thinking early."""
     end = None if opening is None else opening.format.thinking_end
     if opening is None or end is None or source.thinking_budget is None:
         return request
