@@ -36,10 +36,10 @@ from runtime.worker.model import DecoderModel
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids to continue. `spans`: the images among them; `images`: the distinct images.
-    `thinks`: the prompt ends within thinking, so the reply begins there; `thought`: the number of
-    tokens of it that a message to continue has. `continues`: the prompt ends within the text of the
-    reply. `reply_format`: the format of the reply to a conversation; `markup`: the
-    control tokens that are part of its text, with their bytes; `call_form`: how grammars write its
+    `thinks`: the prompt ends within thinking, so the reply begins there; `thought`: how many tokens
+    of thinking the message to continue already has. `continues`: the prompt ends within the text of
+    the reply. `reply_format`: the format of the reply to a conversation; `markup`: the control
+    tokens that are part of its text, with their bytes; `call_form`: how grammars write its
     calls."""
 
     tokens: tuple[int, ...]
@@ -181,7 +181,7 @@ class ChatModel:
         tools: function schemas; rendered by the variant "tool_use" if the file has one. Templates
         that do not show tools, calls or results receive them as text (`formats.fallbacks`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
-        thinking_budget: tokens of thinking, for templates that tell the model; None: no limit.
+        thinking_budget: in tokens, for templates that tell it to the model; None: no limit.
         variables: further template variables, which override those of `thinking` but not others.
         at_most: token budget of the prompt (default: the context). Images beyond are not decoded.
         now: the time that templates see, by default this machine's.

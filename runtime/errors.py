@@ -47,7 +47,7 @@ class PromptTooLongError(RequestError):
 
 
 class TooManyImagesError(PromptTooLongError):
-    """The images exceed their number or memory; a part of the conversation may be accepted."""
+    """The images are too many or too large together; a shorter conversation may be accepted."""
 
 
 class InvalidImageError(RequestError):

@@ -1,4 +1,4 @@
-"""The chat template of a model, which knows the form of messages that it reads."""
+"""The chat template of a model, and the form of messages that it expects."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from runtime.errors import TemplateLimitError
 
 _log = logging.getLogger(__name__)
 
-# Limits of one of the forty renderings by which the form of messages, the rules of turns and the
-# efforts of thinking are found. Published templates take a millisecond.
+# Limits of each of the forty renderings that find out the form of messages, the rules of turns and
+# the efforts of thinking. Published templates take a millisecond.
 _PROBE_LIMITS = RenderLimits(seconds=0.2, memory_bytes=64 << 20, reply_bytes=1 << 18)
 
 
@@ -58,7 +58,7 @@ class ChatTemplate:
             )
 
     def reads(self, *names: str) -> bool:
-        """Whether it reads one of `names` as a variable, an attribute, a key or a text."""
+        """Whether it reads one of `names` as a variable, an attribute, a key or a constant text."""
         return not self.names.isdisjoint(names)
 
     @property

@@ -1,4 +1,4 @@
-"""Conversations as they are given to a chat template."""
+"""Conversations before a chat template renders them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -51,7 +51,7 @@ class AttentionOptions:
     output: name of the output projection. output_scale: factor of its results.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
-    output_gate: where the file has gates, by whose curves the outputs of heads are multiplied.
+    output_gate: where the file has gates, whose curves multiply the outputs of heads.
     gate: the curve of these gates.
     """
 
@@ -186,7 +186,7 @@ class SelfAttention:
 
 
 def _gated(gate: Gate, gates: Tensor, attended: Tensor) -> Tensor:
-    """attended [tokens, n] times the curve of gates, [tokens, n] or [tokens, heads]."""
+    """attended [tokens, n] times the curve of gates [tokens, n] or [tokens, heads]."""
     if gates.shape == attended.shape:
         return gate(gates, attended)
     pairs, size = gates.numel(), attended.shape[1] // gates.shape[1]

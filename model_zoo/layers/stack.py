@@ -235,8 +235,8 @@ class LayerStack:
 
 
 class LayeredModel:
-    """What a `DecoderModel` declares that follows from its layers, `_layers`, and from the bytes of
-    weights on each device, `_held`."""
+    """The declarations of a `DecoderModel` that follow from its layers (`_layers`) and from the
+    bytes of weights on each device (`_held`)."""
 
     _layers: LayerStack
     _held: Mapping[torch.device, int]

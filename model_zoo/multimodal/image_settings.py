@@ -51,8 +51,8 @@ def read_areas(
 
 
 def read_tiles(metadata: Metadata, *, defaults: tuple[int, int]) -> tuple[int, int]:
-    """The minimum and the maximum of tiles of an image, without the whole image. defaults: those of
-    files older than the keys."""
+    """The minimum and maximum of tiles per image, without the whole image. defaults: for files
+    older than the keys."""
     least, most = (
         metadata.get_size(key, default, at_most=TILES_LIMIT)
         for key, default in zip((LEAST_TILES_KEY, MOST_TILES_KEY), defaults, strict=True)

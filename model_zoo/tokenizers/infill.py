@@ -51,7 +51,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens that precede the prefix, the suffix and the answer in a prompt."""
+    """The tokens before the prefix, the suffix and the answer in a prompt."""
 
     before: int
     after: int

@@ -58,8 +58,8 @@ END_TEXTS = frozenset(
         "</s>",
     }
 )
-# Of padding, repositories and files: tokens with which text for infilling goes on and which end
-# all answers in llama.cpp.
+# Tokens of padding, repositories and files: text for infilling continues after them. As in
+# llama.cpp, they end answers.
 BETWEEN_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),

@@ -24,9 +24,9 @@ class DraftProposals:
     """All sequences draft in the same steps of the draft model, so the length of the drafts and
     the sequences that take part are chosen together, to maximise tokens per unit of time.
 
-    `most`: maximum length of a proposal. When drafts of recent sequences did not pay off, new
-    sequences start to draft later, each a little earlier than the one before it: their answers may
-    be shorter than the delay.
+    `most`: maximum length of a proposal. While drafts do not pay off, new sequences start to draft
+    later. Each starts a little earlier than the one before it, because answers that are shorter
+    than the delay would never show whether drafts pay off again.
     """
 
     def __init__(self, drafter: Drafter, *, most: int) -> None:

@@ -31,8 +31,8 @@ class NextStep:
     image_rows: int  # remaining image rows
     ready: FeaturesReady
     waits_for_masks: bool = False
-    reserved_rows: int = 0  # how many of the prompts' rows a long prompt leaves to shorter ones,
-    reserved_for: int = 0  # which lack at most so many tokens
+    reserved_rows: int = 0  # how many of the prompts' rows long prompts leave to short ones
+    reserved_for: int = 0  # how many tokens a short prompt lacks at most
     has_looked_up: bool = False  # the cached prefix of a prompt that waits
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
@@ -49,7 +49,7 @@ class NextStep:
         return self.budget, self.prompt_rows, -self.reserved_rows, self.image_rows, sequence.length
 
     def gives_way(self, lacks: int) -> bool:
-        """Whether a prompt that lacks so many tokens leaves the reserved rows to shorter ones."""
+        """Whether a prompt that lacks so many tokens leaves the reserved rows to short ones."""
         return self.reserved_rows > 0 and lacks > self.reserved_for
 
     def rows_for(self, lacks: int) -> int:

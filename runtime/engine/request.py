@@ -212,7 +212,7 @@ class Matcher(Protocol):
 
     @property
     def free(self) -> int:
-        """How many of the next tokens need no mask, whatever the tokens before them are."""
+        """How many of the next tokens need no mask, whichever tokens precede them."""
 
     def accept(self, token: int) -> None:
         """The answer continues with `token`."""
@@ -279,8 +279,8 @@ class GenerationRequest:
     of the n most likely tokens at its position. The whole prompt is computed, without the prefix
     cache.
 
-    `grammar`: constrains the tokens of the answer. The host must know the tokens before one that
-    needs a mask (`Matcher.free`), so that such a sequence has no two steps in flight there.
+    `grammar`: constrains the tokens of the answer. Before the step of a token that needs a mask
+    (`Matcher.free`), the host must know all tokens before it, so that such steps do not overlap.
 
     `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
 

@@ -54,7 +54,7 @@ class Sequence:
     waits_to_propose: bool = False  # skips steps until the host knows its last token
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     prefix_hit: int | None = None  # tokens found in the prefix cache when last looked up
-    cut_tokens: list[int] = field(default_factory=list)  # those that `moving_cut` has dropped
+    cut_tokens: list[int] = field(default_factory=list)  # tokens that `moving_cut` has dropped
     spans: tuple[ImageSpan, ...] = field(init=False)  # those in the current context
     sampling: SamplingParams = field(init=False)  # with positions in the current context
     cache_salt: bytes = field(init=False)
@@ -189,7 +189,7 @@ class Sequence:
 
     @property
     def needs_masks(self) -> bool:
-        """Whether a token that its launched steps sample needs a mask of its grammar."""
+        """Whether a token that its launched steps sample needs a mask."""
         return self.matcher is not None and self.matcher.free < self.pending + self.proposing
 
     @property

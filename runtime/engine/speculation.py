@@ -16,7 +16,7 @@ from runtime.engine.step_yield import StepYield
 
 class Speculation:
     """Proposes tokens for running sequences before each plan: by prompt lookup (`ngram`); with a
-    draft model (`drafts`) for sequences where that finds nothing.
+    draft model (`drafts`) for sequences in which that finds nothing.
 
     `draws`: maximum number of sampling rows of a step. `overlaps`: see `StepYield`.
     """

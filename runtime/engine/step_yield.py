@@ -1,4 +1,4 @@
-"""The expected yield of the step being planned, and what proposed tokens add to it."""
+"""The expected yield of the step that is being planned, and what proposed tokens add to it."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass

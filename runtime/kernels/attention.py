@@ -28,10 +28,10 @@ class Distances:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """How scores s, the products of queries and keys, become the weights of values.
+    """How scores s, the products of queries and keys, become weights of values.
 
-    They are multiplied by `scale` and with a `softcap` become softcap * tanh(s / softcap).
-    `distances`: what they are then reduced by. `sinks` float32 [heads]: an additional score per
+    They are multiplied by `scale`; a `softcap` turns them into softcap * tanh(s / softcap).
+    `distances`: what is then subtracted from them. `sinks` float32 [heads]: an additional score per
     head, which takes part in the softmax and has no value.
     """
 
@@ -83,9 +83,9 @@ def paged_attention(
 
     Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
     to kv head h // (heads / kv_heads); scores and softmax in float32. The result of a row that sees
-    nothing is zero. With C and Triton kernels, the bits of a row do not depend on other rows,
-    except that without `deterministic` Triton kernels sum in another order for a row that is alone
-    in its span.
+    nothing is zero. With C and Triton kernels, the bits of a row do not depend on other rows, with
+    one exception: unless `deterministic`, Triton kernels sum in another order for a row that is
+    alone in its span.
     """
     if (kernels := _native_kernels(pages)) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scoring)

@@ -14,7 +14,7 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# Curves of caravan_gate in cpu/pointwise.c and `curved` in triton/curves.py, but for _SOFTCAP.
+# Curves of caravan_gate in cpu/pointwise.c and, except for _SOFTCAP, `curved` in triton/curves.py.
 _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, *_OTHERS = range(10)
 _RELU_SQUARED, _STRAIGHT, _RELU, _SOFTCAP, _SOFTPLUS = _OTHERS
 
@@ -116,7 +116,7 @@ def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def softplus_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """log(1 + e^gate) * up, likewise."""
+    """log(1 + e^gate) * up, as above."""
     return _gate(_SOFTPLUS, gate, up)
 
 
@@ -151,7 +151,7 @@ def gelu_quick(x: Tensor) -> Tensor:
 
 
 def curve_alone(gate: Gate, x: Tensor) -> Tensor:
-    """The curve of one of the functions above, likewise: sigmoid(x) for `sigmoid_mul`."""
+    """The curve of a function above, without `up`, such as sigmoid(x) for `sigmoid_mul`."""
     return _gate(_CURVES[gate], x, None)
 
 

@@ -263,8 +263,8 @@ class KVCacheManager:
     def _search(
         self, owner: Owner, *, host: HostStore | None = None
     ) -> "tuple[_Prefix | None, int]":
-        """The longest usable prefix on the device, or on the device and in `host` together, and the
-        length of the longest prefix regardless of checkpoints."""
+        """The longest usable prefix on the device, or on the device and in `host` together; and the
+        length of the longest prefix if checkpoints are ignored."""
         shared = 0
         size = self._page_tokens
         full = self._whole_run(owner, host)

@@ -86,8 +86,8 @@ class HostCopies:
         self._host = memory.view(self._host.dtype).view(-1, self._host.shape[1])
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Enqueue copies of the same kind, in their order if they are to the host; the targets of
-        others must differ. Does not synchronise."""
+        """Enqueue copies of one kind. Copies to the host run in their order; those of other kinds
+        must have different targets. Does not synchronise."""
         copy = self._store if copies[0].kind is CopyKind.TO_HOST else self._restore
         for first in range(0, len(copies), self._batch_pages):
             copy(copies[first : first + self._batch_pages])

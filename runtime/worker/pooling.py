@@ -67,20 +67,21 @@ def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> ran
             return range(min(end, max(begin, length - 1)), end)
 
 
-# Multiples in which rows are added. Float64 adds up to 2**53 of them exactly, so that a sum depends
-# neither on the steps into which a text is divided nor on the order of adding.
+# Rows are rounded to multiples of this before they are added. Float64 adds up to 2**53 multiples
+# exactly, so a sum depends neither on how a text is divided into steps nor on the order of
+# addition.
 _UNIT = 2.0**-30
 
 
 class Pooler:
-    """Float64 sums, one for each slot, in multiples of `_UNIT`."""
+    """Sums of hidden states, one per slot, as float64 multiples of `_UNIT`."""
 
     def __init__(self, *, slots: int, hidden: int, device: torch.device) -> None:
         self._sums = torch.zeros(slots, hidden, dtype=torch.float64, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, hidden: int) -> int:
-        """Bytes of the sums."""
+        """Memory of the sums."""
         return 8 * slots * hidden
 
     def take(self, states: Tensor, parts: Sequence[PooledRows]) -> Tensor | None:

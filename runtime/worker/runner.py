@@ -242,7 +242,8 @@ class DeviceRunner:
 @contextmanager
 def must_fit(what: str, device: torch.device, settings: str) -> Iterator[None]:
     """Raises DoesNotFitError, which advises to lower `settings`, if there is too little memory for
-    `what`, such as "The largest image". On CUDA torch has a type for that, on a CPU a message."""
+    `what`, such as "The largest image". torch reports that by a type on CUDA, by a message on a
+    CPU."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -19,9 +19,8 @@ NEVER = np.iinfo(np.int64).max
 
 
 class SlotRequests:
-    """Columns [slots], which are written when a request enters a slot or its context changes, only
-    `constrained` in each step. `by_image`: rows see image rows, which differ between sequences
-    (`CacheKind`).
+    """Columns [slots], written when a request enters a slot or its context changes; `constrained`
+    in each step. `by_image`: rows see image rows, which differ between sequences (`CacheKind`).
 
     draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
     alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
@@ -37,7 +36,7 @@ class SlotRequests:
         self.version = 0
         self._sequences: list[Callable[[], Sequence | None]] = [_nothing] * slots
         self._epochs = [0] * slots
-        self._with_grammar: set[int] = set()  # slots
+        self._with_grammar: set[int] = set()  # slots whose requests have a grammar
         self.draws, self.penalised = np.zeros((2, slots), np.bool_)
         self.plain_from, self.axes_shift = np.zeros((2, slots), np.int64)
         self.limited, self.constrained = np.zeros((2, slots), np.bool_)
@@ -46,8 +45,8 @@ class SlotRequests:
         self.repeats = np.full(slots, -1, np.int64)
 
     def update(self, chunks: Several[Chunk]) -> None:
-        """Write the columns of slots whose request or context is new, and which slots the step
-        constrains. Call it before reading the columns for the slots of `chunks`."""
+        """Write the columns of slots whose request or context is new, and the column `constrained`.
+        Call it before reading the columns for the slots of `chunks`."""
         known, epochs = self._sequences, self._epochs
         for chunk in chunks:
             slot = chunk.slot

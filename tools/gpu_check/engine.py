@@ -147,8 +147,8 @@ def _check_proposals(model: _Model, name: str) -> None:
 
 @dataclass
 class _Classes:
-    """A grammar and its state: three tokens may be any, then each of three is of another class than
-    the one before, and so on."""
+    """A grammar and its state. In turn, three tokens are free, and three must each be of another
+    class than the token before."""
 
     vocabulary: int
     last: int = 0

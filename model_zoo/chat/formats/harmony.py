@@ -15,8 +15,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKERS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 THINKING = "analysis"  # the channel
-# What a reply needs to end its thinking and to go on with another message, whose channel or
-# recipient follows.
+# Ends a message of thinking and begins another one, whose channel or recipient follows.
 THINKING_END = f"{ENDS[0]}{START}assistant{CHANNEL}"
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -221,7 +221,7 @@ class ReplyFormat:
 
     @property
     def thinking_end(self) -> ThinkingEnd | None:
-        """None if replies have no thinking."""
+        """How thinking is ended; None if replies have no thinking."""
         messages = _MESSAGES_BY_NAME.get(self.name)
         if messages is not None:
             return messages.thinking_end

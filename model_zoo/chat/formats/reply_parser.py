@@ -10,8 +10,8 @@ Grammar = Callable[[Scanner], Steps[None]]
 
 
 class ReplyParser:
-    """Splits the text of one reply into events by a grammar. `thinks`: it begins within
-    thinking."""
+    """Splits the text of one reply into events by a grammar. `thinks`: whether the reply begins
+    within thinking."""
 
     def __init__(self, grammar: Grammar, *, thinks: bool = False) -> None:
         self._scanner = Scanner()
@@ -20,8 +20,7 @@ class ReplyParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether the text so far ends within thinking. Text that may be the beginning of a tag
-        counts as what it would be without."""
+        """Whether the text so far ends within thinking. A tag counts when it is complete."""
         return self._scanner.thinking
 
     def feed(self, text: str) -> list[Event]:

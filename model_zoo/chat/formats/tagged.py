@@ -28,8 +28,8 @@ class ThinkingTags:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEnd:
-    """How thinking is ended from outside: `text` ends it, as the model would. `again`: what would
-    begin it again right behind; empty if nothing would."""
+    """How to end thinking from outside. `text`: what the model would write to end it. `again`: what
+    would start thinking again directly after it; empty if nothing would."""
 
     text: str
     again: str = ""

@@ -84,8 +84,8 @@ class VisionSizes:
         return side
 
     def kv_heads(self, default: int | None = None) -> int:
-        """Number of heads of keys and values; ModelFileError unless heads of queries can share
-        them equally, or if the file states none and there is no default."""
+        """Number of key and value heads. Raises ModelFileError if query heads cannot share them
+        equally, or if the file states none and there is no default."""
         stated = (
             self.metadata.require_size(KV_HEADS_KEY, at_most=self.heads)
             if default is None

@@ -20,8 +20,8 @@ from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 SECOND = "deepseekocr2"
-# The side of a tile by that of the whole image, of 1,024 pixels, which no file states: 640 pixels
-# in the first model, 768 in the second.
+# The side of a tile, which no file states, relative to that of the whole image (1,024 pixels): 640
+# pixels in the first model, 768 in the second.
 SHARE, SECOND_SHARE = (5, 8), (3, 4)
 
 
@@ -39,7 +39,7 @@ def read_processor(
     share: tuple[int, int] = SHARE,
     tiles: tuple[int, int] = TILES,
 ) -> DeepseekOCRProcessor:
-    """tiles: the least and the most of an image, where the file states none."""
+    """tiles: the minimum and maximum per image, if the file states none."""
     sam = sam_scope(w)
     sizes = sam_sizes(sam, metadata)
     across = patches_across(sam, sizes)

@@ -23,7 +23,7 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 # Of CLIP's norms; llama.cpp's converter states another one, which llama.cpp does not use.
 EPS = 1e-5
-# The least and the most tiles of an image, in files that state none.
+# The minimum and maximum of tiles per image, if the file states none.
 TILES = 2, 9
 OLLAMA_HEADS = {"heads": "vision.head_count"}
 # Names in files of llama.cpp and of Ollama.

@@ -117,7 +117,7 @@ def _sam_rules() -> tuple[Rule, ...]:
 
 
 def _tile_keys(tiles: tuple[int, int]) -> tuple[Key, Key]:
-    """No checkpoint states them, but llama.cpp's files do."""
+    """Written because llama.cpp's files state them; checkpoints do not."""
     least, most = tiles
     return (
         Key(LEAST_TILES_KEY, lambda c: least, flavours=(LLAMA_CPP,)),

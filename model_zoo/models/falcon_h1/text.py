@@ -66,5 +66,5 @@ class _SideBySide:
     def __call__(self, x: Activations, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
         rows."""
-        assert step.beside is not None, "the layer declares one cache"
+        assert step.beside is not None, "the layer has only one cache"
         return add_(self._first(x, step), self._beside(x, step.beside))

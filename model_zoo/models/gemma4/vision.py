@@ -94,17 +94,20 @@ class Gemma4Tower:
 
 
 def pooled_side(metadata: Metadata) -> int:
-    """The side of the squares of patches that become one row."""
+    """The side, in patches, of the squares that become one row."""
     return metadata.get_size(POOLED_KEY, POOLED, at_most=16)
 
 
 def largest_images(
     metadata: Metadata, unit: int, positions: int, width: int, dtype: torch.dtype
 ) -> ImageLimits:
-    """Of images of squares with `unit` pixels per side, at most `positions` of them along each."""
+    """The size limits of images that consist of squares of `unit` pixels, at most `positions` per
+    side."""
     rows = max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
     if rows > positions:
-        raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
+        raise metadata.error(
+            AREA_KEY, f"allows {rows:,} rows, which is more than there are positions"
+        )
     down, across = grid = max(rectangles(rows), key=prod)
     largest = ImageOutline((CHANNELS, down * unit, across * unit), grid, rows)
     return ImageLimits(rows, largest, width, dtype, whole=rows)

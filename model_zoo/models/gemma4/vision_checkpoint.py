@@ -45,7 +45,7 @@ def _known_direction(config: Configuration) -> None:
 
 
 def _known_direction_of_unified(config: Configuration) -> None:
-    """Of the 12B model, which is bidirectional unless its settings state otherwise."""
+    """For the 12B model, which is bidirectional unless its settings state otherwise."""
     text = config.model.whole.get("text_config") or {}
     _check_direction(config, text.get("use_bidirectional_attention", "vision"))
 
@@ -145,7 +145,7 @@ def _by_axis(config: Configuration, table: Tensor) -> Tensor:
     return table.transpose(0, 1)
 
 
-# Of the 12B model, which has no layers.
+# The 12B model, which has no layers.
 UNIFIED_VISION = Conversion(
     serves=("Gemma4UnifiedForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip"},
@@ -155,7 +155,7 @@ UNIFIED_VISION = Conversion(
         Key(POOLED_KEY, "pooling_kernel_size"),
         Key(AREA_KEY, _area),
         *towers.clip("gemma4uv", UNCHANGED, eps="rms_norm_eps"),
-        # Readers require them.
+        # Readers require these keys.
         Key("vision.image_size", lambda c: 224),
         *(
             Key(f"vision.{name}", lambda c: 0)

@@ -1,4 +1,4 @@
-"""The vision model of Gemma 4 12B: one matrix for each square of pixels, without layers."""
+"""The vision model of Gemma 4 12B: one projection of each square of pixels, without layers."""
 
 import torch
 from torch import Tensor
@@ -20,15 +20,15 @@ from model_zoo.models.gemma4.vision import (
 )
 from runtime.vision.encoder import Pause, no_pause
 
-# Of the layer norms, which no file states: the default of torch, as in the authors' code.
+# Epsilon of the layer norms, which no file states: torch's default, as in the authors' code.
 NORM_EPS = 1e-5
 
 
 class Gemma4UnifiedTower:
-    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1]; both sides are multiples of
-    the side of a square.
+    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1].
 
-    The grid counts these squares, each of which becomes a row of features.
+    Both sides are multiples of a square's side. The grid counts squares, each of which becomes a
+    row of features.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:

@@ -1,5 +1,5 @@
-"""Hunyuan 3: attention of Qwen 3, and experts of DeepSeek V3, of which one is shared, after leading
-dense layers."""
+"""Hunyuan 3: attention as in Qwen 3, leading dense layers, then experts as in DeepSeek V3, one of
+them shared."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -18,8 +18,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    """Layers without a router are dense. The weights of experts are divided by their sum if the
-    file does not state otherwise."""
+    """Layers without a router are dense. Unless the file states otherwise, the weights of experts
+    are divided by their sum."""
     experts = None
     if w.has("ffn_gate_inp"):
         width = sizes.metadata.require_size("expert_feed_forward_length")

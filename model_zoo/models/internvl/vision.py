@@ -23,7 +23,7 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
-# The default maximum of tiles of an image, without the whole image.
+# The default maximum of tiles per image, without the whole image.
 MOST_TILES = 12
 
 

@@ -15,7 +15,7 @@ def _heads(config: Configuration) -> list[int]:
     stated = config.get("num_attention_heads_per_layer")
     heads = stated or [config.require_size("num_attention_heads")] * config.layers
     if len(heads) != config.layers:
-        raise config.error(f"has {config.layers} layers, and the heads of {len(heads)}")
+        raise config.error(f"has {config.layers} layers, but states the heads of {len(heads)}")
     return [int(count) for count in heads]
 
 
@@ -29,7 +29,7 @@ def _window(config: Configuration) -> int | None:
 
 
 def _unusual(config: Configuration) -> list[bool] | None:
-    """Which layers have a window, if readers would assume others."""
+    """Which layers have a window; None if readers assume the same."""
     slides = _slides(config)
     usual = [layer % FULL_EVERY != 0 for layer in range(config.layers)]
     return None if slides == usual or not any(slides) else slides

@@ -1,5 +1,5 @@
-"""Laguna: windows in most layers, which have heads and a rotation of their own; gates with softplus
-of heads or of their elements; leading dense layers, then experts and a shared one."""
+"""Laguna: windows in most layers, with a number of heads and a rotation of their own; softplus
+gates per head or per element; leading dense layers, then experts and a shared one."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import softplus_mul
 from runtime.kv.spec import CacheKind, Full
 
-FULL_EVERY = 4  # beginning with the first layer; as in llama.cpp
+FULL_EVERY = 4  # beginning with the first layer, as in llama.cpp
 NEAR_BASE, NEAR_SIZE = "rope.freq_base_swa", "rope.dimension_count_swa"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Layers with a window have no scaling. Files without a window have none in any layer."""
+    """Layers with a window have no rope scaling. In files without a window, no layer has one."""
     sizes = TextSizes.read(metadata)
     far, window = (Full(), read_rotary(w, sizes, Pairs.NEOX)), sizes.window()
     near = far if window == Full() else (window, _near(w, sizes))
@@ -48,7 +48,7 @@ def _layer(
 
 
 def _gated(w: TensorScope, sizes: TextSizes, index: int) -> AttentionOptions:
-    """The number of gates in the file tells whether there is one for each head."""
+    """The number of gates in the file shows whether there is one per head or per element."""
     shape = w.shape("attn_gate", dimensions=2)
     of_heads = shape is not None and shape[0] == sizes.heads[index]
     place = OutputGate.OF_HEADS if of_heads else OutputGate.APART

@@ -17,7 +17,7 @@ NEAR_BASE = "rope.freq_base_swa"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Layers with a window have a base of rotation of their own, and no scaling."""
+    """Layers with a window have their own base of rotation, and no rope scaling."""
     sizes = TextSizes.read(metadata)
     far, window = (Full(), read_rotary(w, sizes, Pairs.NEOX)), sizes.window()
     near = far if window == Full() else (window, _near(w, sizes))

@@ -52,8 +52,8 @@ def _slides(config: Configuration, layer: int) -> bool:
 
 
 def _joined(part: int) -> Rows:
-    """The rows of queries, keys or values (0 to 2) of joined ones, in which as many parts as there
-    are key heads in layers without a window hold queries, keys and values each."""
+    """The rows of queries, keys or values (0, 1 or 2) in a joined matrix. It consists of as many
+    parts as layers without a window have key heads, each with queries, keys and values."""
 
     def rows(config: Configuration, joined: Tensor) -> Tensor:
         parts, values = (

@@ -12,14 +12,14 @@ from runtime.errors import UnsupportedModelError
 
 _MAMBA, _ATTENTION, _DENSE, _EXPERTS = "mamba", "attention", "mlp", "moe"
 _LETTERS = {"M": _MAMBA, "*": _ATTENTION, "-": _DENSE, "E": _EXPERTS}
-# The layers of Nemotron 3 Puzzle, and what those with experts state.
+# The list of layers in Nemotron 3 Puzzle, and the sizes that those with experts state.
 _BLOCKS, _BY_LAYER = "block_configs", ("num_experts_per_tok", "moe_intermediate_size")
 # Names of `transformers`, which also reads those above.
 _NAMES = {"linear_attention": _MAMBA, "full_attention": _ATTENTION}
 
 
 def _kinds(config: Configuration) -> Sequence[str]:
-    """The kind of each layer: listed, with its sizes or without, or in letters."""
+    """The kind of each layer, which settings list, with or without sizes, or give as letters."""
     listed = config.layer_types()
     if config.get(_BLOCKS) is not None:
         kinds = [block["block_type"] for block in config.get(_BLOCKS)]
@@ -48,7 +48,7 @@ def _kv_heads(config: Configuration, kind: str) -> int:
 
 
 def _widths(config: Configuration) -> list[int]:
-    """The width of the feed-forward or of each expert of each layer, 0 in others."""
+    """Per layer, the width of its feed-forward or of each expert; 0 for layers with neither."""
     of_experts = _of_each_layer(config, "moe_intermediate_size")
     return [
         config.require_size("intermediate_size") if kind == _DENSE else width
@@ -57,7 +57,7 @@ def _widths(config: Configuration) -> list[int]:
 
 
 def _of_each_layer(config: Configuration, key: str) -> list[int]:
-    """The setting in each layer with experts, 0 in others: that of the layer or of all."""
+    """Per layer with experts, its own setting or else the global one; 0 for other layers."""
     blocks = config.get(_BLOCKS) or [{}] * config.layers
     return [
         int(block.get(key) or config.require_size(key)) if kind == _EXPERTS else 0
@@ -66,7 +66,7 @@ def _of_each_layer(config: Configuration, key: str) -> list[int]:
 
 
 def _sizes_of_experts(key: str) -> Callable[[Configuration], int | list[int]]:
-    """A key's source: one number, or one for each layer if the layers state their own."""
+    """The value of a key: one number, or one per layer if layers state their own."""
 
     def source(config: Configuration) -> int | list[int]:
         return _of_each_layer(config, key) if config.get(_BLOCKS) else config.require_size(key)

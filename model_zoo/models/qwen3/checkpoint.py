@@ -11,7 +11,7 @@ from model_zoo.convert.transforms import first_half, second_half
 from model_zoo.tokenizers.pairs import TEMPLATE_KEY
 
 _RERANKER = "qwen3-reranker"
-# The prompt of Qwen's rerankers, as their authors publish it.
+# The prompt that the authors of Qwen's rerankers publish.
 _PAIR = (
     f"{TASK}<Instruct>: Given a web search query, retrieve relevant passages that answer the query"
     "\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"

@@ -36,7 +36,7 @@ def _experts(name: str, target: str, size: str, half: Transform | None = None) -
 
 
 _RERANKER = "qwen3-vl-reranker"
-# The prompt of Qwen's rerankers of this family, as their authors publish it.
+# The prompt that the authors of Qwen's rerankers with vision publish.
 _PAIR = (
     f"{TASK}<Instruct>: Given a search query, retrieve relevant candidates that answer the query."
     "<Query>:{query}\n<Document>:{document}<|im_end|>\n<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""Image processor of Step 3 VL: square windows of a large or long image, and the whole image."""
+"""Image processor of Step 3 VL: the whole image, and square windows of a large or long one."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,23 +18,23 @@ from model_zoo.layers.vision.patches import squares
 from runtime.vision.encoder import ImageOutline
 
 NO_WINDOWS: Grid = (0, 0)
-# Of patches along a side, those that become one row of features.
+# How many patches along a side become one row of features.
 MERGED = 4
-# Rows of features along a window by those along the whole image, which no file states: windows have
-# 504 pixels, whole images 728.
+# The side of a window, which no file states, relative to that of the whole image, in rows of
+# features: 504 to 728 pixels.
 SHARE = 9 / 13
-# A strip narrower than so many pixels, and so many times as long as wide, becomes a square.
+# A strip below this width in pixels and above this aspect ratio becomes a square.
 NARROW, LONG = 32, 4
-# An image that fits the side is cut if it is so many times as long as wide.
+# Above this aspect ratio, an image is cut although it fits the side.
 OBLONG = 1.5
-# The part of a window that is left at the end, of which another window is made.
+# A rest at the end becomes another window if it is longer than this part of one.
 LEFT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
     """The grid of windows, their side in pixels, and the size to which the image is scaled before
-    they are cut; what they have beyond it is black."""
+    they are cut. What lies beyond the image is black."""
 
     grid: Grid
     side: int
@@ -46,10 +46,10 @@ class Step3VLProcessor:
     """pixels [patches, 3 * patch * patch]: the windows in row-major order, then the stretched whole
     image; the patches of each are in row-major order.
 
-    side, tile: of the whole image and of a window, to which all are scaled. grid: rows and columns
-    of windows, (0, 0) if there are none. longest_edge: larger images are scaled down first.
-    most_windows: windows of an image that has more are those of a smaller one. Each view is scaled
-    in 8 bits, as by `transformers`; the authors' code scales what it has normalised.
+    side, tile: the sides to which the whole image and each window are scaled. grid: rows and
+    columns of windows, (0, 0) if there are none. longest_edge: larger images are scaled down first.
+    most_windows: images with more windows are scaled down first. Each view is scaled in 8 bits, as
+    in `transformers`; the authors' code scales after normalisation.
     """
 
     side: int
@@ -65,7 +65,7 @@ class Step3VLProcessor:
 
     @property
     def largest(self) -> ImageOutline:
-        """Of strips and rectangles that are cut into nearly as many windows as any image."""
+        """Sizes of strips and rectangles with nearly the most windows that an image can have."""
         strips = [NARROW, math.ceil(self.longest_edge / MAX_ASPECT), self.tile]
         sizes = [(short, short * min(self._bound, MAX_ASPECT)) for short in strips]
         grids = rectangles(self._bound)
@@ -113,15 +113,16 @@ class Step3VLProcessor:
 
     @property
     def _bound(self) -> int:
-        """Of windows: those of the largest square, and those of the longest strip, whose shorter
-        side is rounded down when it is scaled."""
+        """Windows of the largest square, and of the longest strip, whose shorter side is rounded
+        down when it is scaled."""
         square = self._count(self.longest_edge, self.tile) ** 2
         strip = self.longest_edge // max((self.longest_edge - 1) // MAX_ASPECT, 1) + 1
         most = max(square, strip)
         return most if self.most_windows is None else min(most, self.most_windows)
 
     def _scaled(self, image: Pixels) -> Pixels:
-        """The image within the longest edge, a narrow strip at the top left of a black square."""
+        """The image, scaled down to the longest edge; a narrow strip at the top left of a black
+        square."""
         height, width, _ = image.shape
         square = _squared(height, width)
         size = self._within_edge(*square)
@@ -157,7 +158,7 @@ class Step3VLProcessor:
         return Windows((rows, columns), side, (high, wide))
 
     def _window_side(self, height: int, width: int) -> int | None:
-        """None for images that are not cut."""
+        """The side of the windows of an image in pixels; None if it is not cut."""
         shorter, longer = sorted((height, width))
         if longer <= self.side:
             return shorter if longer / shorter > OBLONG else None
@@ -176,6 +177,6 @@ def _squared(height: int, width: int) -> Size:
 
 
 def tile_side(side: int, patch: int) -> int:
-    """The side of a window in pixels, beside a whole image with that side."""
+    """The side of a window in pixels, for a whole image of side `side`."""
     unit = MERGED * patch
     return max(round(side // unit * SHARE), 1) * unit

@@ -29,10 +29,12 @@ def read_processor(metadata: Metadata) -> Step3VLProcessor:
     sizes = VisionSizes.read(metadata, eps=EPS)
     merged = metadata.get_size(MERGED_KEY, MERGED)
     if merged != MERGED:
-        raise metadata.error(MERGED_KEY, f"is {merged}, where two convolutions mean {MERGED}")
+        raise metadata.error(
+            MERGED_KEY, f"is {merged}; it must be {MERGED}, as two convolutions merge so many"
+        )
     side, unit = sizes.side(), MERGED * sizes.patch
     if side % unit:
-        raise metadata.error("vision.image_size", f"is {side}, no multiple of {unit}")
+        raise metadata.error("vision.image_size", f"is {side}; it must be a multiple of {unit}")
     return Step3VLProcessor(
         side,
         tile_side(side, sizes.patch),

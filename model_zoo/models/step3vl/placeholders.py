@@ -1,4 +1,4 @@
-"""Step 3 VL: windows between tokens, each line of them with an end, then the whole image."""
+"""Step 3 VL: windows between markers, a marker after each line of them, then the whole image."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ TEXTS = ImageTexts(PLACE, PLACE, (START, PLACE, END, WINDOW, WINDOW_END, LINE_EN
 
 
 class Step3VLPlaceholders:
-    """The grid counts rows and columns of windows. images: the processor of the images."""
+    """The grid counts rows and columns of windows. images: the image processor."""
 
     texts = TEXTS
 

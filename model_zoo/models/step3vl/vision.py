@@ -1,5 +1,5 @@
-"""Step 3 VL's vision model: a transformer with layer scale and rotation by column and row on each
-view, whose rows two convolutions merge."""
+"""Step 3 VL's vision model: a transformer on each view, with layer scale and rotation by column and
+row; then two convolutions merge rows."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS = 1e-5
 EDGE_KEY, MERGED_KEY = "vision.preproc_image_size", "vision.projector.scale_factor"
-LONGEST_EDGE = 3024  # where a file states none, as in llama.cpp
+LONGEST_EDGE = 3024  # if the file states none, as in llama.cpp
 
 
 class Step3VLTower:

@@ -1,4 +1,4 @@
-"""Step 3 VL, also of Step 3.7 Flash: conversion of vision checkpoints to GGUF."""
+"""Step 3 VL and Step 3.7 Flash: conversion of vision checkpoints to GGUF."""
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
@@ -9,7 +9,7 @@ from model_zoo.models.step3vl.image_processor import MERGED, tile_side
 from model_zoo.models.step3vl.vision import EDGE_KEY, EPS, LONGEST_EDGE, MERGED_KEY
 from runtime.errors import UnsupportedModelError
 
-# Published checkpoints state the width of the feed-forward as a multiple.
+# Published checkpoints state the width of the feed-forward as a multiple of the hidden size.
 _MULTIPLE = 8960 / 1536
 
 

@@ -128,9 +128,13 @@ def test_deepseekocr2_counts_the_mask_of_many_queries(tmp_path) -> None:
     ("family", "keys", "words"),
     [
         ("exaone45", {"vision.attention.head_count_kv": 3}, "is 3, which does not divide 4 heads"),
-        ("gemma4_unified", {"vision.image_max_pixels": 301 * 144}, "allows 301 rows, more than"),
-        ("step3vl", {"vision.image_size": 60}, "is 60, no multiple of 16"),
-        ("step3vl", {"vision.projector.scale_factor": 2}, "is 2, where two convolutions mean 4"),
+        (
+            "gemma4_unified",
+            {"vision.image_max_pixels": 301 * 144},
+            "allows 301 rows, which is more than",
+        ),
+        ("step3vl", {"vision.image_size": 60}, "is 60; it must be a multiple of 16"),
+        ("step3vl", {"vision.projector.scale_factor": 2}, "is 2; it must be 4"),
     ],
 )
 def test_contradictory_settings_are_refused(tmp_path, family, keys, words) -> None:
@@ -219,7 +223,7 @@ def test_audio_tensors_of_gemma4_are_ignored(tmp_path) -> None:
 
 
 def test_gemma4_with_more_rows_than_positions_is_refused(tmp_path) -> None:
-    with pytest.raises(ModelFileError, match="allows 280 rows, more than there are positions"):
+    with pytest.raises(ModelFileError, match="allows 280 rows, which is more than"):
         TOWERS["gemma4"].write(tmp_path, position_embedding_size=839)
 
 
