@@ -36,7 +36,7 @@ from tests.families.text_family import (
     rope,
 )
 
-# Of Mellum 2, whose layers with a window have no scaling.
+# Mellum 2, whose layers with a window have no rope scaling.
 MELLUM_YARN = {
     "full_attention": YARN["rope_parameters"] | {"attention_factor": 1.3},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -199,7 +199,7 @@ FAMILIES: Mapping[str, TextFamily] = {
             "yarn": {"rope_parameters": MELLUM_YARN},
         },
         variants={
-            # As llama.cpp reads files without these keys.
+            # As llama.cpp reads files that lack these keys.
             "unstated_pattern": Variant(
                 {"layer_types": [*["sliding_attention"] * 3, "full_attention"]},
                 keys={"attention.sliding_window_pattern": None},

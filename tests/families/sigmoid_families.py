@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, TextFamily] = {
             | {"num_shared_experts": 2, "mlp_layer_types": ["dense", "dense", "sparse"]},
         },
         wide=WIDE_HEADS | {"moe_intermediate_size": 256},
-        # Of files that state neither the width of shared experts nor how many layers are dense.
+        # For files that state neither the width of shared experts nor the number of dense layers.
         variants={
             "first_files": Variant(
                 architecture="hy-v3",

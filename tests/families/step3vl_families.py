@@ -42,7 +42,7 @@ def config(text: Mapping[str, Any] | None = None, **vision: Any) -> Step3p7Confi
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    """For images of at most twenty windows."""
+    """Patches of images with at most twenty windows."""
     return Step3VLTower(w, metadata, replace(read_processor(metadata), most_windows=20))
 
 
@@ -59,7 +59,7 @@ def tower_features(pair: TowerPair, pixels: Tensor, grid: Grid) -> Tensor:
 
 
 def inputs(pixels: Tensor, grid: Grid, images: Step3VLProcessor) -> dict[str, Any]:
-    """pixels [patches, 3 * patch * patch] of an image, as the views that `transformers` takes."""
+    """pixels [patches, 3 * patch * patch] of an image -> the views that `transformers` takes."""
     views = images.views(grid)
     parts = pixels.split([each.patches for each in views])
     *windows, whole = (

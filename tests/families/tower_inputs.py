@@ -1,4 +1,4 @@
-"""Random inputs of vision towers: so many images of a shape, as their processors give them."""
+"""Random inputs of vision towers: images of one shape, as their processors return them."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from tests.families.vision_configs import lfm2_processor
 
 
 def largest(pair: TowerPair, images: int, shape: None = None) -> Tensor:
-    """For towers of one size; slots of mllama without a tile hold noise, which must not matter."""
+    """For towers with one image size. Empty tiles of mllama hold noise, which must not matter."""
     return random_pixels(images, *pair.tower.limits.largest.shape)
 
 

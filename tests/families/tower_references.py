@@ -213,7 +213,7 @@ def states_before_layers(self, hidden_states, attention_mask=None):
 
 
 def gemma4_side(twin: Any) -> int:
-    """Of a patch; those of the 12B model are squares of the usual ones."""
+    """The side of a patch. Patches of the 12B model are squares of usual ones."""
     vision = twin.config.vision_config
     return getattr(vision, "model_patch_size", vision.patch_size)
 

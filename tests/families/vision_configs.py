@@ -76,7 +76,7 @@ GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention":
 
 
 def exaone45_config(text: Settings | None = None, **vision: Any) -> Exaone4_5_Config:
-    """Heads of queries share keys and values; the second text layer has no rotation."""
+    """Query heads share key and value heads; the second text layer has no rotation."""
     ids = special_ids(exaone.TEXTS.reserved)
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     return Exaone4_5_Config(

@@ -91,7 +91,7 @@ def gemma4(twin: Any, prompt: Prompt, **masks: Any) -> Tensor:
 
 def gemma4_unified(twin: Any, prompt: Prompt) -> Tensor:
     """With the masks of `generate`, in which image rows are causal in layers without a window, as
-    in other models of Gemma 4; `forward` alone of this model makes others."""
+    in other models of Gemma 4. Those of this model's `forward` alone differ."""
     ids = _ids(prompt)
     masks = twin.create_masks_for_generate(
         twin.config,
@@ -172,7 +172,7 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
 
 
 def exaone45(twin: Any, prompt: Prompt, **kinds: Tensor) -> Tensor:
-    """kinds: of the tokens, for text models whose positions depend on them."""
+    """kinds: the kind of each token, for text models whose positions depend on it."""
     ids, images = _ids(prompt), images_in_order(prompt)
     if not images:
         return twin(input_ids=ids).logits[0]

@@ -162,7 +162,7 @@ def test_gates_agree_with_torch(shape: tuple[int, ...], curve: str, dtype: torch
     tolerance = {"rtol": 1e-5, "atol": atol} if dtype == torch.float32 else {}
     for gated in (getattr(pointwise, f"{curve}_mul"), getattr(pointwise, f"{curve}_mul_twin")):
         torch.testing.assert_close(gated(gate, up), (bent * up.double()).to(dtype), **tolerance)
-    activation = getattr(pointwise, curve, None)  # some gates have none of their name
+    activation = getattr(pointwise, curve, None)  # some gates have no function of their name
     alone = pointwise.curve_alone(getattr(pointwise, f"{curve}_mul"), gate)
     for got in (
         alone,

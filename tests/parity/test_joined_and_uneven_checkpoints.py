@@ -1,5 +1,5 @@
-"""Checkpoints of MiMo-V2.5, with joined queries, keys and values, and of Nemotron 3 Puzzle, whose
-layers have sizes of their own, mean those of the families in `transformers`."""
+"""Checkpoints of MiMo-V2.5 (joined queries, keys and values) and Nemotron 3 Puzzle (sizes per
+layer) convert to models that agree with `transformers`."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ PARTS = 2
 
 
 def joined(weights: dict[str, Tensor], eight_bits: bool) -> dict[str, Tensor]:
-    """Joins queries, keys and values in parts, also in blocks of eight bits that end with each
-    part, as its authors store them; returns the separate ones as they are meant."""
+    """Joins queries, keys and values in parts, as the authors store them, optionally in 8-bit
+    blocks that end with each part. Returns the separate weights that they represent."""
     meant = {}
     for layer in range(3):
         names = [f"model.layers.{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
@@ -63,7 +63,7 @@ def test_joined_queries_keys_and_values_of_mimo2(eight_bits, tmp_path) -> None:
 
 
 def test_sizes_of_each_layer_of_nemotron_puzzle(tmp_path) -> None:
-    """The last layer's experts have as many further columns, which add nothing."""
+    """Gives the last layer's experts as many additional columns, which contribute nothing."""
     folder, path = tmp_path / "folder", tmp_path / "tiny.gguf"
     twin = write_tiny_folder(folder, TEXT_MODELS["nemotron_h_moe"].config("latent_experts"))
 

@@ -93,9 +93,9 @@ UNKNOWN = {
     "ernie4_5-moe": "every_other_layer_without_shared_expert",
     # Experts of groups compute from the results of the others.
     "grovemoe": "plain",
-    # Layers without a window elsewhere than first of each four.
+    # Layers without a window that are not the first of four.
     "laguna": "window_in_the_first_layer",
-    # Another base of rotation in layers with a window.
+    # Layers with a window have another base of rotation.
     "mellum": "plain",
     # Windows in all layers.
     "exaone4": "window_of_no_layer text_of_a_vision_model",  # the latter of another depth

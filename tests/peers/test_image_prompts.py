@@ -13,7 +13,7 @@ from tests.peers.test_towers import picture
 
 # Its towers compute in half precision.
 NEAR_NATS = 0.05
-# Of EXAONE's text models, it knows windows in those of 64 layers only.
+# It knows windows only in those of EXAONE's text models that have 64 layers.
 CHANGES = {
     "exaone45": {"text": {"sliding_window": None, "layer_types": ["full_attention"] * 2}},
 }

@@ -96,7 +96,7 @@ def gemma3(folder: Path) -> Compared:
 
 
 def gemma4_unified(folder: Path) -> Compared:
-    """An image with a number of squares that llama.cpp neither enlarges nor shrinks."""
+    """An image whose number of squares makes llama.cpp neither enlarge nor shrink it."""
     family, image = TOWERS["gemma4_unified"], picture(96, 144)
     vision = family.write(folder)
     ours = encoded(vision.tower, UNCHANGED(image)[None], (8, 12))[0]
@@ -153,7 +153,7 @@ def qwen25vl(folder: Path) -> Compared:
 
 
 def exaone45(folder: Path) -> Compared:
-    """llama.cpp needs the bounds of images in the file."""
+    """llama.cpp needs the limits of image sizes in the file."""
     family = TOWERS["exaone45"]
     return qwen(folder, family, patch=14, width=64, normalisation=CLIP, sized=True)
 
@@ -303,7 +303,8 @@ def minicpmv46(folder: Path) -> Compared:
 
 
 def step3vl(folder: Path) -> Compared:
-    """The whole image; llama.cpp has windows of 504 pixels beside any, without filters."""
+    """The whole image alone: llama.cpp always has windows of 504 pixels, and scales without
+    filters."""
     family, image = TOWERS["step3vl"], picture(64, 64)
     vision = family.write(folder)
     prepared = prepare(image, vision.tower.images, tower=b"")

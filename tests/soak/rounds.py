@@ -2,7 +2,7 @@
 
 In a round a tiny model answers requests that share beginnings, pictures, schemas and budgets of
 thinking, shift their contexts, end at stop strings, or are aborted, while few pages make for
-preemption and copies to host memory. Each answer has to be the one that a plain engine gives to the
+preemption and copies to host memory. Each answer must be the one that a plain engine gives to the
 request alone.
 """
 
@@ -56,7 +56,7 @@ BUDGETS = (0, 3, 30)
 
 @dataclass(frozen=True, slots=True)
 class SoakModel:
-    """A tiny model with all that its requests need. `grammars`: of schemas and budgets."""
+    """A tiny model with everything that its requests need. `grammars`: for schemas and budgets."""
 
     name: str
     model: ChatModel
@@ -90,7 +90,7 @@ def _soak_model(name: str, path: Path, image_token: int | None = None) -> SoakMo
 
 
 def _budget(model: ChatModel, tokens: int) -> Grammar:
-    """Answers begin within thinking, which is ended after so many tokens."""
+    """Answers begin within thinking, which ends after so many tokens."""
     parser, tokenizer = format_of("<think>").parser, model.tokenizer
     ending = tuple(tokenizer.encode("</think>"))
     new_parser = partial(parser, {}, thinks=True)

@@ -314,7 +314,7 @@ def glm(least: int, most: int) -> Row:
 
 
 def step3vl(edge: int) -> Row:
-    """Lines of windows are told by where the processor ends them."""
+    """The lines of windows, found by the marker that the processor writes after each."""
 
     def expected(image: Image) -> Expected:
         made = step3vl_views(image, side=64, tile=48, edge=edge)

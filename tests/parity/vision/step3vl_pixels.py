@@ -23,7 +23,7 @@ def _resized(_: Any, images: Tensor, size: Any, resample: Any = None, **__: Any)
 
 
 def _padded(_: Any, images: list[Tensor], pad_size: Any) -> list[Tensor]:
-    """With zeros at the right and at the bottom."""
+    """The image, padded with zeros at the right and at the bottom."""
     made = [image.new_zeros(3, pad_size.height, pad_size.width) for image in images]
     for square, image in zip(made, images, strict=True):
         square[:, : image.shape[1], : image.shape[2]] = image
@@ -35,8 +35,7 @@ def _normalised(_: Any, images: Tensor, *settings: Any) -> Tensor:
 
 
 def step3vl_views(image: np.ndarray, *, side: int, tile: int, edge: int) -> dict[str, Any]:
-    """What the processor makes of image [height, width, 3], of which `pixel_values_local` may be
-    absent."""
+    """image [height, width, 3] -> the processor's output; `pixel_values_local` may be absent."""
     module = original(MODULE)
     kind = module.Step3p7ImageProcessor
     processor = object.__new__(kind)

@@ -80,7 +80,7 @@ def test_llama4_is_within_a_level_of_the_resizing_of_torch(size: tuple[int, int]
 
 @pytest.mark.parametrize("size", [(333, 517), (1210, 640)], ids=str)
 def test_step3vl_cuts_large_images_after_they_are_scaled_down(size: tuple[int, int]) -> None:
-    """As the authors' code does, and llama.cpp; `transformers` cuts windows of the original."""
+    """As in the authors' code and llama.cpp; `transformers` cuts windows from the original."""
     ours, reference = step3vl(150)
     image, scale = photo(*size), 150 / max(size)
     high, wide = (int(length * scale) for length in size)
@@ -92,7 +92,7 @@ def test_step3vl_cuts_large_images_after_they_are_scaled_down(size: tuple[int, i
 
 @pytest.mark.parametrize("size", [(40, 100), (100, 40), (35, 130)], ids=str)
 def test_step3vl_pads_windows_that_exceed_the_image(size: tuple[int, int]) -> None:
-    """As the authors' code crops them, and llama.cpp; `transformers` stretches them instead."""
+    """As in the authors' code and llama.cpp; `transformers` stretches them instead."""
     image = photo(*size)
     processor = Step3VLProcessor(64, 48, 4)
     made = prepare(image, processor, tower=b"")

@@ -1,7 +1,7 @@
 """Weights as quantisation libraries store them, written from the formats' public definitions.
 
-Each function takes a weight [out, in], rounds it, and returns its parts by the ends of their names
-("" is the weight's own), and the numbers that they stand for.
+Each function rounds a weight [out, in], and returns its parts by the suffixes of their names (""
+for the weight's own name) and the numbers that they represent.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ NIBBLES_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words(numbers: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
-    """[rows, n] from 0 -> int32 [rows, words]; `order`: the column of each place in a word."""
+    """Unsigned integers [rows, n] -> int32 [rows, words]. `order`: the column at each place of a
+    word."""
     order = order or range(32 // bits)
     rows = numbers.contiguous().numpy().astype(np.uint64)
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % len(order))))
@@ -111,7 +112,7 @@ def packed_without_order(weight: Tensor) -> Quantised:
 
 
 def nearest_e2m1(numbers: Tensor) -> Tensor:
-    """The four bits of each number."""
+    """The E2M1 code of each number."""
     places = (numbers.abs().unsqueeze(-1) - E2M1).abs().argmin(-1)
     return (places + 8 * (numbers < 0)).byte()
 
@@ -125,7 +126,7 @@ def pairs(bits: Tensor) -> Tensor:
 
 
 def nvfp4_parts(weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Bytes and scales of E4M3 of numbers that `factor` multiplies, and what they stand for."""
+    """Bytes and E4M3 scales of numbers that `factor` multiplies, and the numbers they represent."""
     groups = weight.unflatten(1, (-1, 16))
     scale = (groups.abs().amax(2) / 6 / factor).to(FLOAT8)
     steps = scale.float().unsqueeze(2) * factor
@@ -134,8 +135,8 @@ def nvfp4_parts(weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def nvfp4(weight: Tensor) -> Quantised:
-    """compressed-tensors' form, in which the global scale divides; a power of two, so that all
-    orders of multiplications have the same result."""
+    """compressed-tensors' form, in which the global scale divides. It is a power of two, so the
+    order of multiplications does not matter."""
     divisor = 2 ** (448 * 6 / weight.abs().max()).log2().floor().reshape(1)
     rounded, scale, meant = nvfp4_parts(weight, 1 / divisor)
     parts = {"_packed": rounded, "_scale": scale, "_global_scale": divisor}
@@ -163,8 +164,8 @@ def mxfp4(weight: Tensor) -> Quantised:
 def gptq(
     weight: Tensor, *, bits: int, less: int = 1, ordered: bool = True, zero_points: bool = True
 ) -> Quantised:
-    """`less`: what is subtracted from the zero points, as numbers of a word as in GPTQModel.
-    zero_points: whether these differ from the middle."""
+    """`less`: what is subtracted from stored zero points, whole words at a time as in GPTQModel.
+    `zero_points`: whether these differ from the middle."""
     groups = torch.arange(weight.shape[1]) // 32
     groups = groups if ordered else groups[torch.randperm(len(groups))]
     rounded, scale, zero = by_groups(weight, groups, 0, (1 << bits) - 1)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints are converted as the weights that they stand for."""
+"""Quantised checkpoints are converted to the weights that they represent."""
 
 import json
 import re
@@ -36,7 +36,7 @@ MODEL_OPTIMIZER = {"quant_method": "modelopt"}
 INT8, FLOAT8 = compressed("int-quantized"), compressed("float-quantized")
 PACKED, NVFP4 = compressed("pack-quantized"), compressed("nvfp4-pack-quantized")
 GPTQ = {"quant_method": "gptq", "bits": 4}
-# How weights are stored, and the configuration with which they are.
+# Ways of storing weights, and their configurations.
 METHODS = {
     "float8_whole": (forms.float8_whole, FLOAT8),
     "float8_rows": (forms.float8_rows, FLOAT8),
@@ -67,7 +67,7 @@ METHODS = {
 
 
 def quantise(folder: Path, method: str) -> dict[str, Tensor]:
-    """Stores the weights of a folder's feed-forwards and of its keys; returns what they mean."""
+    """Quantises the weights of a folder's feed-forwards and keys; returns what they represent."""
     store, configuration = METHODS[method]
     meant: dict[str, Tensor] = {}
 
@@ -98,7 +98,7 @@ def test_quantised_weights_are_those_that_are_meant(method, copied, tmp_path) ->
     assert found.read_bytes() == wanted.read_bytes()
 
 
-# The settings of the fixtures, which compressed-tensors 0.20.1 has compressed and decompressed.
+# The settings of the fixtures, which compressed-tensors 0.20.1 compressed and decompressed.
 BLOCKS = {"float8_blocks": [8, 24]}
 
 
@@ -141,16 +141,16 @@ def test_the_default_type_is_that_of_the_scales(method, wide, tmp_path) -> None:
         assert checkpoint.wide_exponents is wide
 
 
-# The types of the matrices of keys, of those into feed-forwards, and of those out of these.
+# The types of key matrices, and of the matrices into and out of feed-forwards.
 IN_BLOCKS = {
     "int4": ("Q4_0", "Q4_0", "Q4_0"),
     "int4_without_order": ("Q4_0", "Q4_0", "Q4_0"),
     "int8_packed": ("Q8_0", "Q8_0", "Q8_0"),
     "gptq_symmetric": ("Q4_0", "Q4_0", "Q4_0"),
-    "nvfp4": ("NVFP4", "NVFP4", "F16"),  # its rows are no multiple of 64
+    "nvfp4": ("NVFP4", "NVFP4", "F16"),  # its width is not a multiple of 64
     "nvfp4_of_model_optimizer": ("NVFP4", "NVFP4", "F16"),
     "mxfp4": ("MXFP4", "MXFP4", "MXFP4"),
-    # Which would lose bits in blocks: scales have too many, or there are zero points.
+    # These would lose bits as blocks: scales have too many, or there are zero points.
     "int8_rows": ("F16", "F16", "F16"),
     "gptq": ("F16", "F16", "F16"),
     "gptq_in_activation_order": ("F16", "F16", "F16"),

@@ -1,4 +1,4 @@
-"""The demo model's tokens with random logits, for replies that only a grammar forms."""
+"""The demo model's tokens with random logits, for replies that only a grammar determines."""
 
 import torch
 
@@ -16,7 +16,7 @@ SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98)
 
 
 class RandomModel:
-    """The demo model's tokens with random logits, which prefer short replies more and more."""
+    """The demo model's tokens with random logits, which favour the end of long replies."""
 
     def __init__(self) -> None:
         metadata = GGUFFile.open(DEMO_MODEL).metadata
@@ -27,7 +27,7 @@ class RandomModel:
         self._sampler = Sampler(slots=1, context_tokens=CONTEXT, vocab_size=len(texts), device=CPU)
 
     def reply(self, grammar: TokenGrammar, seed: int) -> str | None:
-        """Sampled under the grammar's masks; None if it does not end."""
+        """A reply sampled with the grammar's masks; None if it does not end."""
         draw = torch.Generator().manual_seed(seed)
         vocab = self.tokenizer.vocab_size
         slots = torch.arange(1)

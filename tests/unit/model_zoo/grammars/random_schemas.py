@@ -113,5 +113,5 @@ def schemas(draw) -> dict[str, Any]:
 
 
 def widened(schema: Any) -> Any:
-    """The schema without what grammars may not enforce: alternatives that exclude each other."""
+    """The schema without what grammars need not enforce: that alternatives exclude each other."""
     return json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))

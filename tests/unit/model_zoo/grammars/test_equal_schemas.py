@@ -1,4 +1,4 @@
-"""Keywords that grammars do not have, rewritten by means of others."""
+"""Schemas are rewritten without keywords that grammars lack."""
 
 import json
 import re
@@ -164,7 +164,7 @@ def test_different_and_contained_items(schema, good, bad) -> None:
 
 
 def test_arrays_without_a_list_of_items_may_repeat_some() -> None:
-    """Peers ignore `uniqueItems`, too, and refusing it would refuse each set of Pydantic."""
+    """Other servers ignore `uniqueItems`, and refusing it would refuse every set of Pydantic."""
     schema = {"items": TEXT, "uniqueItems": True}
     assert followed(compilable(schema), ['["a", "a"]']) == [True]
     many = {"items": {"enum": [*range(9)]}, "uniqueItems": True}
@@ -233,7 +233,7 @@ def test_a_schema_that_refers_to_itself_by_its_address() -> None:
 
 
 def test_a_discriminator_is_required() -> None:
-    """Otherwise a reply may leave out a member with a default, by which its type is known."""
+    """Otherwise a reply may omit the member that tells its type, if that has a default."""
     kinds = {
         kind: {"type": "object", "properties": {"k": {"const": kind, "default": kind}, kind: TEXT}}
         for kind in ("a", "b")

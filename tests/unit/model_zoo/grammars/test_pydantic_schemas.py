@@ -1,4 +1,4 @@
-"""Schemas that Pydantic writes: all compile, and replies that only the grammar forms are valid."""
+"""Schemas that Pydantic writes compile, and replies that only the grammar determines are valid."""
 
 import json
 import re
@@ -127,7 +127,7 @@ class Open(BaseModel):
 
 
 class Others(BaseModel):
-    """Their texts have forms that grammars do not know."""
+    """Values whose strings have formats that grammars do not know."""
 
     path: Path
     page: AnyUrl
@@ -139,7 +139,7 @@ class Others(BaseModel):
 
 
 class OlderSchema(GenerateJsonSchema):
-    """As versions before 2.13: with a pattern for decimal numbers."""
+    """As versions before 2.13 write it: with a pattern for decimal numbers."""
 
     def get_decimal_pattern(self, schema: Any) -> str | None:
         return self.build_decimal_pattern(schema)

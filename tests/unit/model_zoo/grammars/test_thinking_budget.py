@@ -1,4 +1,4 @@
-"""Budgets of thinking: after how many tokens it is ended, and that nothing else is restricted."""
+"""Thinking ends when its budget is used up, and nothing else is restricted."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from model_zoo.grammars.token_grammar import TokenGrammars
 from tests.byte_tokenizer import ByteTokenizer
 
 TAGS = "tools <tool_call> <think> </think>"
-# Their tags are no tokens.
+# Their tags are not single tokens.
 WORDS = "Here is my thought process: Here is my response:"
 HARMONY = "<|channel|> <|message|>"
 MARKERS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
@@ -58,8 +58,8 @@ ALL = set(range(TOKENIZER.vocab_size))
 
 
 def generated(matcher: ThinkingBudgetMatcher, wanted: str | Sequence[int], most: int = 400) -> str:
-    """The answer of a model that wants to say `wanted`, and goes on with it after tokens that are
-    forced. Checks all that the engine relies on."""
+    """The answer of a model that continues with `wanted` wherever no token is forced. Checks
+    everything that the engine relies on."""
     tokens = TOKENIZER.encode(wanted, parse_special=True) if isinstance(wanted, str) else wanted
     left, said = list(tokens), list[int]()
     while left and len(said) < most:
@@ -73,7 +73,7 @@ def generated(matcher: ThinkingBudgetMatcher, wanted: str | Sequence[int], most:
             left.pop(0)
         said.append(token)
         matcher.accept(token)
-        assert matcher.free >= free - 1  # a promise is kept
+        assert matcher.free >= free - 1  # it was promised
     while left == [] and matcher.free == 0 and len(said) < most:
         allowed = mask_of(matcher)
         if len(allowed) > 1 or allowed <= TOKENIZER.end_tokens:
@@ -124,7 +124,7 @@ def test_a_message_precedes_the_end() -> None:
 def test_thinking_that_begins_again_has_what_is_left_or_a_few_tokens() -> None:
     wanted = "ab</think>c<think>" + "d" * 60
     found = generated(matcher_of(TAGS, 40, thinks=True), wanted)
-    # The end is a token of thinking.
+    # The end counts as a token of thinking.
     assert found == "ab</think>c<think>" + "d" * 37 + "</think>" + "d" * 23
     found = generated(matcher_of(TAGS, 1, thinks=True), wanted)
     assert found == f"a</think>b</think>c<think>{'d' * AGAIN}</think>{'d' * (60 - AGAIN)}"
@@ -183,7 +183,7 @@ def test_a_form_begins_after_the_budget(budget: int, thinks: bool) -> None:
 
 
 def test_a_form_takes_precedence_over_the_budget() -> None:
-    """Its text may contain the text of a tag, which begins no thinking."""
+    """Its text may contain the text of a tag, which does not begin thinking."""
     wanted = TOKENIZER.encode("<think>" + "a" * 40)  # as text
     matcher = matcher_of(TAGS, 0, grammar=formed(thinks=False, may_think=False))
     assert generated(matcher, wanted) == "<think>" + "a" * 40
@@ -222,7 +222,7 @@ def test_proposals_end_before_the_budget() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_answers_have_at_most_their_budget_in_one_piece(seed: int) -> None:
-    """Whatever the tokens are; counted by the tags."""
+    """For any tokens; thinking is counted by the tags."""
     r = random.Random(seed)
     budget, thinks = r.randrange(12), r.random() < 0.5
     control = TOKENIZER.vocabulary.control

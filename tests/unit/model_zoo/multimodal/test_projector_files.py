@@ -145,7 +145,7 @@ def test_internvl_refuses_invalid_numbers_of_tiles(folders, tmp_path, least, mos
 
 
 def test_deepseekocr_cuts_as_many_tiles_as_its_file_states(folders, tmp_path) -> None:
-    """As files of llama.cpp do since Unlimited-OCR, whose tiles are more."""
+    """As files of llama.cpp do since Unlimited-OCR, which has more tiles."""
     keys = keys_of(folders["deepseekocr"])
     assert [keys[f"clip.vision.preproc_{end}_tiles"] for end in ("min", "max")] == [2, 9]
     silent = {"vision__preproc_min_tiles": None, "vision__preproc_max_tiles": None}

@@ -69,10 +69,12 @@ BETWEEN_FILES = [
 
 @pytest.mark.parametrize("texts", BETWEEN_FILES)
 def test_padding_and_the_next_file_end_every_answer(texts: str) -> None:
-    """As in llama.cpp: models of code go on with other files behind an answer."""
+    """As in llama.cpp: after an answer, models of code continue with other files."""
     found = dict.fromkeys(texts.split(), CONTROL)
     assert ends({**found, "<|fim_prefix|>": CONTROL, "<file>": CONTROL}) == set(found)
-    untyped = dict.fromkeys(found, NORMAL)  # of files without types; "[PAD]" may be text there
+    untyped = dict.fromkeys(
+        found, NORMAL
+    )  # for files without token types, where "[PAD]" may be text
     assert ends(untyped) == set(found) - {"[PAD]"}
 
 

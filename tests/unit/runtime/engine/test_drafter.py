@@ -182,8 +182,8 @@ def test_drafts_are_those_of_the_model_alone(depth: int) -> None:
 
 
 class LoadedSampling:
-    """A runner that keeps the sampling parameters that steps load, and their page writes. From the
-    draw `fails_at` on, nothing can be drawn."""
+    """A runner that records the sampling parameters that steps load, and their page writes. Drawing
+    fails from the draw `fails_at` on."""
 
     def __init__(self, *, fails_at: int = 10**6) -> None:
         self.loaded: list[SamplingParams] = []
@@ -202,7 +202,7 @@ class LoadedSampling:
 
 
 def drafter_of(runner: LoadedSampling) -> Drafter:
-    """With a draft model of 40 tokens for one of 100."""
+    """The vocabulary of the draft model has 40 tokens, that of the target 100."""
     limits = DraftLimits(
         step_tokens=8,
         draws=4,
@@ -244,7 +244,7 @@ def words(*tokens: int, count: int) -> bytes:
 
 
 def drafted_with(**given) -> SamplingParams | None:
-    """The parameters with which the draft model drafts; None if it does not."""
+    """The sampling parameters of the draft model; None if it does not draft."""
     runner = LoadedSampling()
     drafter, sequence = drafter_of(runner), running(1, 2, logprobs=1, **given)
     drafts = drafter.draft({sequence: 2})

@@ -156,7 +156,7 @@ def test_short_prompts_leave_a_slot_to_a_long_one_that_they_pass() -> None:
 
 
 def test_they_leave_it_although_one_of_them_is_cached() -> None:
-    """It needs fewer rows than were left to it; the others need its slot."""
+    """It needs fewer rows than are reserved for it; the others need its slot."""
     scheduler = scheduler_of(pages=600, slots=4, step_tokens=40)
     scheduler.add(request("a", 20, count=1))
     assert prompt_chunks(scheduler) == [("a", 20)]

@@ -194,7 +194,7 @@ def test_a_proposal_takes_rows_and_adds_the_tokens_that_are_expected_of_it() -> 
 
 
 def waiting_to_propose(costs: StepCosts) -> tuple[NGramProposals, Sequence, StepYield]:
-    """A stream that repeats what it knows; its last token is on the device only."""
+    """A stream that repeats itself; its last token is on the device only."""
     text, ngram = repeated(120), NGramProposals(most=MOST)
     sequence = Sequence(GenerationRequest("a", tuple(text), StopRules(50)), text)
     sequence.launched, sequence.pending = len(text), 1

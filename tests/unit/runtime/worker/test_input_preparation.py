@@ -32,7 +32,7 @@ class Picture:
 
 
 class AnyTokens:
-    """A grammar, and its own matcher, of which only `free` matters."""
+    """A grammar that is its own matcher; only `free` matters."""
 
     free = 0
 

@@ -1,4 +1,4 @@
-"""Tools of Anthropic's protocol that a type defines: shells, editors, memory, screens."""
+"""Typed tools of Anthropic's protocol: shells, editors, memory, computers, browsers."""
 
 import json
 from typing import Any, get_args, get_type_hints

@@ -36,7 +36,7 @@ TOO_MANY: list[Any] = [
 async def test_too_many_images_are_reported_like_too_long_prompts(
     path, body, limit, monkeypatch
 ) -> None:
-    """So agents shorten the conversation instead of failing at each further request."""
+    """So that agents shorten the conversation instead of failing at every further request."""
     if limit == "bytes":
         monkeypatch.setattr(images, "MAX_REQUEST_BYTES", 2 * len(ONE))
     rules = ImageRules(most=2 if limit == "number" else 3)

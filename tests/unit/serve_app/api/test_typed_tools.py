@@ -1,4 +1,4 @@
-"""Tools of /v1/responses that a type defines: shells, patches, searches for tools."""
+"""Typed tools of /v1/responses: shells, patches, computers, searches for tools."""
 
 import json
 from typing import Any, get_args, get_type_hints
@@ -37,7 +37,7 @@ SEARCH = {
     "description": "Find tools.",
     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
 }
-# The tool, the arguments of the function, and what the item of the call has of them.
+# The tool, the arguments of the function, and the fields of the call's item.
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "shell": (
         {"type": "shell"},
@@ -62,7 +62,7 @@ ENDED = [
     {"stdout": "c", "stderr": "", "outcome": {"type": "timeout"}},
 ]
 FOUND = [TOOL, {"type": "namespace", "name": "sky", "description": "", "tools": [TOOL]}]
-# Fields of results, and the text that the model gets.
+# Fields of results, and the text that the model sees.
 RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "shell": ({"output": ENDED}, "a\nexit code: 0\nNo b.\nexit code: 2\nc\ntimed out"),
     "local_shell": ({"output": '{"stdout": "a"}'}, '{"stdout": "a"}'),
@@ -285,7 +285,7 @@ async def test_a_choice_names_a_tool_by_its_type(choice: dict[str, Any]) -> None
 
 
 async def test_tools_that_a_search_has_found_can_be_called() -> None:
-    """They have namespaces, and those that the request declares count once."""
+    """They may have namespaces; those that the request declares, too, count once."""
     found = {"type": "tool_search_output", "call_id": "1", "tools": FOUND}
     call = {"type": "tool_search_call", "call_id": "1", "arguments": {}, "execution": "client"}
     more = {"type": "additional_tools", "role": "developer"}

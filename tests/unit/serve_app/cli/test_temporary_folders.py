@@ -1,4 +1,4 @@
-"""Temporary folders, also those of processes that were killed."""
+"""Temporary folders are removed, including those of killed processes."""
 
 import subprocess
 import sys

@@ -157,7 +157,7 @@ async def test_requests_of_other_deployments_keep_waiting(monkeypatch):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01), schedulability.wait_schedulable("n"):
             await asyncio.Event().wait()
-    schedulability.update(view({"CPU": 0.5}))  # those that have ended are not refused
+    schedulability.update(view({"CPU": 0.5}))  # requests that have ended are not refused
     assert is_refused(schedulability, "n")
 
 

@@ -1,4 +1,4 @@
-"""Answers of the demo model whose thinking is cut off."""
+"""Thinking budgets of the demo model's answers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ async def test_the_answer_begins_after_the_budget(replica) -> None:
     thought, end, text = bound.text.partition("</think>")
     assert free.text.startswith(thought) and end and text
     assert len(bound.tokens) == 40
-    # Log-probabilities are the model's, which would not have ended the thinking.
+    # Log-probabilities are those of the model, which would not have ended its thinking.
     assert bound.logprobs[10].drawn.logprob < -5
 
 
@@ -88,7 +88,7 @@ async def test_a_model_without_thinking_keeps_every_budget(replica) -> None:
 
 
 async def test_official_clients_limit_the_thinking(replica) -> None:
-    """From the request to the parts of the reply, whole and streamed."""
+    """From the request to the parts of the reply, with and without streaming."""
     body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
     body["max_tokens"] = 24
     extra = {"seed": 1, "thinking_token_budget": 3, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Calls of tools that a type defines are held to their parameters in each family's form."""
+"""Calls of typed tools follow their parameters in each family's format."""
 
 import json
 
@@ -20,7 +20,7 @@ ANTHROPIC = (
     {"type": "computer_toolset_20260801"},
     {"type": "browser_toolset_20260801"},
 )
-# Templates of families with different forms: JSON, elements, Python, gpt-oss.
+# Templates of families with different formats: JSON, elements, Python, gpt-oss.
 TEMPLATES = ("tools <tool_call>", CODER, "tools <|tool_list_start|>", "<|channel|> <|message|>")
 
 

@@ -132,7 +132,7 @@ def test_the_rate_of_starts_is_measured_while_requests_wait_for_slots():
 
 
 def test_the_rate_of_starts_is_not_measured_while_slots_are_free():
-    """Both start ten requests a second when full; one was not full for a long time."""
+    """Both start ten requests a second when full, but one has not been full for a long time."""
     full = {"running": 16, "waiting": 20}
     choices = policy(dict.fromkeys(("steady", "rested"), busy(0, **full)))
     for now, steady, rested in ((1.0, 9, 10), (2.0, 18, None), (99.0, 891, 10), (100.0, 900, 20)):
@@ -390,7 +390,7 @@ def test_a_new_replica_gets_about_half_of_the_queue(asked):
 
 
 def test_a_request_stays_when_most_of_what_was_ahead_of_it_is_computed():
-    """Of 30 seconds 20 have passed; those that arrived later wait as long as before."""
+    """20 of 30 seconds have passed; requests that arrived later wait as long as before."""
     choices = queued(30)
     choices.report("old", busy(10_000, computed_tokens=20_000), now=20.0)
     choices.add("new")
