@@ -18,6 +18,7 @@ import click
 import pytest
 import yaml
 
+from model_zoo.families import TEXT_FAMILIES
 from serve_app.api.openapi_operations import OPERATIONS
 from serve_app.check import application_arguments
 from serve_app.cli.main import COMMANDS, caravan
@@ -171,6 +172,13 @@ def test_examples_in_help(name: str) -> None:
     for words in commands(command.epilog.partition(":")[2]):
         if words[0] == "caravan":
             check_caravan(words)
+
+
+def test_the_architectures_that_ranks_cannot_divide_are_listed() -> None:
+    text = (ROOT / "configs" / "README.md").read_text()
+    (listed,) = re.findall(r"\(all architectures except (.*?)\)", text)
+    undivided = {name for name, row in TEXT_FAMILIES.items() if not row.tensor_parallel}
+    assert set(re.findall(r"`(.*?)`", listed)) == undivided
 
 
 def test_the_page_of_the_command_line_has_every_command() -> None:
