@@ -4,8 +4,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from runtime.errors import RequestError
-from serve_app.api.fields import MAX_ITEMS
+from serve_app.api.fields import check_count
 from serve_app.api.json_values import converted
 
 
@@ -80,8 +79,7 @@ def browser_state(place: str, block: dict[str, Any]) -> list[str]:
     that names the field."""
     state = converted(place, block, BrowserState)
     entries = [*state.tabs, *(state.state_changes or ())]
-    if len(entries) > MAX_ITEMS:
-        raise RequestError(f'field "{place}" has more than {MAX_ITEMS:,} items')
+    check_count(place, entries)
     # Titles and addresses are those of pages: they begin no further lines.
     lines = [" ".join(each.shown().split()) for each in entries]
     return ["\n".join(["<browser_state>", *lines, "</browser_state>\n"])]

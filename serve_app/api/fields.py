@@ -212,6 +212,12 @@ class BodyReader:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
 
 
+def check_count(place: str, items: list[Any]) -> None:
+    """Raises RequestError for a list at `place` that is too long and not checked with the body."""
+    if len(items) > MAX_ITEMS:
+        raise RequestError(f'field "{place}" has more than {MAX_ITEMS:,} items')
+
+
 def is_large(*texts: bytes | bytearray) -> bool:
     """Whether work on these texts of JSON together takes so long that it belongs in a thread."""
     objects = sum(text.count(b"{") for text in texts)

@@ -10,6 +10,7 @@ from typing import Any
 from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
 from serve_app.api.custom_tools import function_of, input_form
+from serve_app.api.fields import MAX_ITEMS, check_count
 from serve_app.api.reply_reader import Call
 from serve_app.api.responses_calls import CUSTOM, FUNCTION, CallKind
 from serve_app.api.responses_parts import Item
@@ -122,7 +123,8 @@ def responses_choice(value: Any) -> ToolChoice:
             "type": "allowed_tools",
             "mode": ("auto" | "required") as mode,
             "tools": [*tools],
-        } if all(names := [_chosen(tool) for tool in tools]):
+        } if all(names := [_chosen(tool) for tool in tools[: MAX_ITEMS + 1]]):
+            check_count("tool_choice.tools", tools)
             return ToolChoice(tuple(filter(None, names)), required=mode == "required")
     name = _chosen(value)
     if name is not None:

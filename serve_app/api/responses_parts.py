@@ -4,7 +4,7 @@ from typing import Any
 
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
-from serve_app.api.fields import MAX_ITEMS
+from serve_app.api.fields import check_count
 from serve_app.api.request_images import UnreadImage, from_url
 
 # A part's type -> the field with its text.
@@ -20,8 +20,7 @@ def read_parts(place: str, content: Any, known: tuple[str, ...]) -> list[Item]:
         return [{"type": "input_text", "text": content}]
     if not isinstance(content, list):
         raise RequestError(f'field "{place}" must be a string or a list of parts')
-    if len(content) > MAX_ITEMS:
-        raise RequestError(f'field "{place}" has more than {MAX_ITEMS:,} items')
+    check_count(place, content)
     parts = []
     for index, part in enumerate(content):
         check_type(f"{place}[{index}]", part, known)

@@ -7,6 +7,7 @@ from typing import Any
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from model_zoo.grammars.json_schema import check_references
 from runtime.errors import RequestError
+from serve_app.api.fields import check_count
 
 # A tool in the form that templates read.
 Tool = dict[str, Any]
@@ -39,6 +40,7 @@ def openai_choice(value: Any) -> ToolChoice:
             "type": "allowed_tools",
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]},
         }:
+            check_count("tool_choice.allowed_tools.tools", tools)
             names = tuple(_allowed(index, tool) for index, tool in enumerate(tools))
             return ToolChoice(names, required=mode == "required")
     raise RequestError(
@@ -62,7 +64,7 @@ def call_rule(
     whether to call. `inputs`: the forms of the inputs of custom tools, which are strict. Raises
     RequestError for choices of tools that are not declared.
     """
-    # Dictionaries are sets in order: a choice may have many thousands of names.
+    # Dictionaries are sets in order.
     declared = dict.fromkeys(tool["function"]["name"] for tool in tools)
     names = declared if choice.names is None else dict.fromkeys(choice.names)
     for name in names:

@@ -8,7 +8,7 @@ import msgspec
 
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, joined, string
-from serve_app.api.fields import MAX_ITEMS
+from serve_app.api.fields import check_count
 from serve_app.api.json_values import converted
 from serve_app.api.reply_reader import Call
 from serve_app.api.request_images import from_url
@@ -83,8 +83,7 @@ def _shell_events(item: Item) -> list[StreamEvent]:
 
 def _shell_read_output(place: str, raw: Item) -> Item:
     outputs = converted(f"{place}.output", raw.get("output"), ShellOutputs)
-    if len(outputs) > MAX_ITEMS:
-        raise RequestError(f'field "{place}.output" has more than {MAX_ITEMS:,} items')
+    check_count(f"{place}.output", outputs)
     fields = {**COMPLETED, "call_id": string(place, raw, "call_id")}
     return fields | {"output": msgspec.to_builtins(outputs)}
 

@@ -281,6 +281,7 @@ BAD_CHOICES = [
     (CHAT, {**AB, "tool_choice": {"type": "function", "function": {"name": "c"}}}, 'the tool "c"'),
     (CHAT, AB | allowed("auto", {"type": "mcp"}), "allowed_tools.tools[0]\" must name a tool"),
     (CHAT, AB | allowed("required"), "requires a call"),
+    (CHAT, AB | allowed("auto", *[5] * 2049), "has more than 2,048 items"),
     (CHAT, STRAY, 'field "tools[0]": "$ref" at "/properties/a"'),
     (CHAT, {"tools": [tool("a", strict="yes")]}, 'field "tools[0].function.strict" must be'),
     (CHAT, {**AB, "parallel_tool_calls": "no"}, 'field "parallel_tool_calls" must be'),

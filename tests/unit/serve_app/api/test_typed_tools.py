@@ -337,6 +337,16 @@ BAD = [
     ({"tools": [{"type": "web_search"}]}, '"tools[0].type" is "web_search"'),
     ({"tools": [{"type": "tool_search"}]}, '"tools[0].type" is "tool_search"'),
     ({"tool_choice": {"type": "file_search"}}, 'field "tool_choice" must be'),
+    (
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "shell"}] * 2049,
+            }
+        },
+        'field "tool_choice.tools" has more than 2,048 items',
+    ),
     ({"tool_choice": {"type": "shell"}}, 'field "tool_choice" names the tool "shell", which'),
     (
         {"input": [{"type": "shell_call", "call_id": "1", "action": {"commands": 5}}]},
