@@ -39,8 +39,8 @@ class _Grid:
 
 def packed_form(bits: int) -> WeightForm:
     """`pack-quantized` of compressed-tensors: integers packed along rows, zero points along
-    columns. Without stored zero points, they are 2^(bits - 1). Group indices of which any is -1 were
-    assigned by no calibration: groups are adjacent columns then."""
+    columns. Without stored zero points, they are 2^(bits - 1). If any index of a group is -1,
+    no calibration has assigned groups, and they are adjacent columns."""
 
     def shape(parts: Parts) -> Shape | None:
         scale, zero = parts["_scale"].shape, parts.get(_ZERO_POINT)

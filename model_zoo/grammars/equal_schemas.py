@@ -184,7 +184,7 @@ class _Rewriting:
             return rest
         if not self._spend(names, len(names)):
             return schema
-        alternatives = [
+        alternatives: list[Schema] = [
             {"properties": dict.fromkeys(names[:at], False), "required": [name]}
             for at, name in enumerate(names)
         ]
