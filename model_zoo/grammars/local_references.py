@@ -16,14 +16,26 @@ from model_zoo.grammars.schema_parts import (
 )
 
 
+# Characters of pointers and addresses that are read to find the parts that references lead to.
+MAX_CHARACTERS = 16 << 20
+
+
+class _TooManyCharacters(Exception):
+    pass
+
+
 def localised(schema: Any) -> Any:
     """An equivalent schema whose references lead to the whole schema or to a definition at its top.
 
     Parts that other references lead to, by JSON pointer, `$id` or anchor, become definitions, so
     that rewriting the schema does not move them. References to other documents, to absent parts,
-    and dynamic ones with several possible targets stay as they are.
+    and dynamic ones with several possible targets stay as they are, as do all of a schema with more
+    than `MAX_CHARACTERS`.
     """
-    return _Document(schema).localised() if isinstance(schema, dict) else schema
+    try:
+        return _Document(schema).localised() if isinstance(schema, dict) else schema
+    except _TooManyCharacters:
+        return schema
 
 
 class _Document:
@@ -31,7 +43,7 @@ class _Document:
     reach."""
 
     def __init__(self, root: Schema) -> None:
-        self._root = root
+        self._root, self._characters = root, 0
         self._parts: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}  # base URIs by pointer
         self._addresses = {"": ""}  # pointers by URI
@@ -59,15 +71,16 @@ class _Document:
     def _read(self, pointer: str, part: Any, base: str) -> None:
         if not isinstance(part, dict) or pointer in self._parts:
             return
+        self._count(pointer)
         identity = part.get("$id")
         if isinstance(identity, str) and identity[:1] != "#":
-            base = urldefrag(urljoin(base, identity)).url
+            base = urldefrag(self._address(base, identity)).url
             self._addresses.setdefault(base, pointer)
         elif isinstance(identity, str):  # which is an anchor in older drafts
-            self._addresses.setdefault(f"{base}{identity}", pointer)
+            self._addresses.setdefault(self._address(base, identity), pointer)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(part.get(key), str):
-                self._addresses.setdefault(f"{base}#{part[key]}", pointer)
+                self._addresses.setdefault(self._address(base, f"#{part[key]}"), pointer)
         if isinstance(part.get("$dynamicAnchor"), str):
             self._dynamic.setdefault(part["$dynamicAnchor"], []).append(pointer)
         if part.get("$recursiveAnchor") is True:
@@ -96,7 +109,7 @@ class _Document:
         if key != "$ref" and len(self._dynamic.get(fragment, ())) > 1:
             return None
         base = self._bases[pointer]
-        address = urldefrag(urljoin(base, uri)).url if uri else base
+        address = urldefrag(self._address(base, uri)).url if uri else base
         if fragment and fragment[0] != "/":
             place = self._addresses.get(f"{address}#{fragment}")
             return None if place is None else located(self._root, steps_of(f"#{place}"))
@@ -107,6 +120,16 @@ class _Document:
         # Some programs give parts an `$id`, but write pointers from the top.
         found = located(self._root, [*steps_of(f"#{resource}"), *steps])
         return found if found is not None or uri else located(self._root, steps)
+
+    def _address(self, base: str, uri: str) -> str:
+        self._count(base)
+        self._count(uri)
+        return urljoin(base, uri) if uri[:1] != "#" else base + uri
+
+    def _count(self, text: str) -> None:
+        self._characters += len(text)
+        if self._characters > MAX_CHARACTERS:
+            raise _TooManyCharacters
 
     def _named(self) -> dict[str, str]:
         names: dict[str, str] = {}

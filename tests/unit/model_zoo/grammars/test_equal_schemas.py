@@ -5,6 +5,7 @@ import re
 import sys
 import tracemalloc
 from typing import Any
+from urllib.parse import urljoin
 
 import jsonschema
 import pytest
@@ -332,6 +333,31 @@ TEXTS, NUMBERS = {"enum": [f"a{at}" for at in range(5000)]}, {"enum": [*range(25
 def repeated(part: Any, definition: Any) -> dict[str, Any]:
     """A schema that uses a definition, `#/$defs/x`, in many equal parts."""
     return {"$defs": {"x": definition}, "anyOf": [part] * 20}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x" * 30_000: {"anyOf": [{}] * 2000}}},
+        {"$id": "http://a/" + "x" * 30_000, "anyOf": [{"$ref": "b#c"}] * 1000},
+    ],
+)
+def test_the_work_on_references_is_limited(schema: Any) -> None:
+    addresses = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal addresses
+        addresses += event == "call" and frame.f_code is urljoin.__code__
+
+    tracemalloc.start()
+    sys.setprofile(count)
+    try:
+        assert simplified(schema) == schema
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        sys.setprofile(None)
+        tracemalloc.stop()
+    assert addresses < 1000
 
 
 def test_members_are_not_repeated_without_end() -> None:
