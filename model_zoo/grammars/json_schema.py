@@ -45,9 +45,10 @@ _MERGED = {
 }
 
 
-def check_references(field: str, schema: Any) -> None:
-    """Raises RequestError for a reference to another document, for parts that refer to each other
-    too deeply, and for parts that become too many where they are merged."""
+def check_references(field: str, schema: Any) -> int:
+    """About as many parts as the schema has in a grammar. Raises RequestError for a reference to
+    another document, for parts that refer to each other too deeply, and for parts that become too
+    many where they are merged."""
     schema = localised(schema)
     targets: set[str] = set()
     _check_targets(field, schema, "", targets)
@@ -68,6 +69,7 @@ def check_references(field: str, schema: Any) -> None:
             f'field "{field}" has parts that describe the same values; when they are merged, it '
             f"has more than {MAX_MERGED_PARTS:,} parts. Simplify it."
         )
+    return merged
 
 
 def _depth(schema: Any, depths: dict[int, int]) -> int:

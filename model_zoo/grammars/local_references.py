@@ -15,7 +15,6 @@ from model_zoo.grammars.schema_parts import (
     with_parts,
 )
 
-
 # Characters of pointers and addresses that are read to find the parts that references lead to.
 MAX_CHARACTERS = 16 << 20
 

@@ -11,6 +11,9 @@ from serve_app.api.fields import check_count
 
 # A tool in the form that templates read.
 Tool = dict[str, Any]
+# Limit of the parts that the schemas of a request's tools have in a grammar. The check of a few
+# hundred bytes that are repeated thousands of times takes 50 ms.
+MAX_PARTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,15 @@ def call_rule(
     limited = len(names) < len(declared)
     if not names or not (held or limited or not parallel):
         return None
+    parts = 0
     for index, tool in enumerate(tools):
         if tool["function"]["name"] in held:
-            check_references(f"tools[{index}]", tool["function"]["parameters"])
+            parts += check_references(f"tools[{index}]", tool["function"]["parameters"])
+        if parts > MAX_PARTS:
+            raise RequestError(
+                f'field "tools" has schemas with more than {MAX_PARTS:,} parts in all, those that '
+                "are repeated counted each time. Simplify them."
+            )
     field = choice.field if choice.required or limited else "tools"
     forms = tuple((name, inputs[name]) for name in held if name in inputs)
     return CallRule(tuple(names), tuple(held), choice.required, parallel, field, forms)

@@ -8,9 +8,11 @@ import pytest
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.engine.request import FinishReason
+from runtime.errors import RequestError
 from serve_app.api.openai import event
 from serve_app.api.openai_chat import ChatChoice
 from serve_app.api.reply_reader import ReplyReader
+from serve_app.api.tool_choice import ToolChoice, call_rule
 from serve_app.messages.tasks import ChatDelta, Conversation, ReplyOpening
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
@@ -262,3 +264,16 @@ async def test_the_effort_of_openai_reaches_the_template(body, thinking):
     replica = PretendReplica()
     await posted("/v1/chat/completions", replica, **body)
     assert replica.tasks[0].prompt.thinking == thinking
+
+
+def test_the_schemas_of_tools_have_a_limit_together() -> None:
+    many = {"properties": {f"a{at}": {} for at in range(300)}}
+    further = {"additionalProperties": {"properties": {f"b{at}": {} for at in range(100)}}}
+    tools = [
+        {"function": {"name": f"f{at}", "parameters": {"allOf": [many, further]}}}
+        for at in range(4)
+    ]
+    names = [tool["function"]["name"] for tool in tools]
+    assert call_rule(tools[:3], ToolChoice(), strict=names[:3], parallel=True)
+    with pytest.raises(RequestError, match="100,000 parts"):
+        call_rule(tools, ToolChoice(), strict=names, parallel=True)
