@@ -44,9 +44,10 @@ def simplified(schema: Any) -> Any:
     Equivalent: `not`, `if`, `dependent…` and `oneOf` where `negation` knows what they exclude;
     `propertyNames` that are a list, a pattern or a format; `unevaluatedProperties` beside `allOf`
     and references; `uniqueItems` with few possible items. Narrower: `contains`, bounds beyond 62
-    bits, and alternatives with a discriminator, which becomes required. Wider: other `uniqueItems`,
-    which are left out, and other `oneOf`, which become `anyOf`. Keywords stay where rewriting would
-    make the schema too long.
+    bits, `minProperties: 1` where an object does not mention others than its properties, and
+    alternatives with a discriminator, which becomes required. Wider: other `uniqueItems`, which are
+    left out, and other `oneOf`, which become `anyOf`. Keywords stay where rewriting would make the
+    schema too long.
     """
     found = localised(schema)
     return mapped(found, _Rewriting(found).change) if isinstance(found, dict) else found
