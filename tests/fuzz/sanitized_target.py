@@ -56,10 +56,11 @@ def exercise(model: Path, projector: Path | None) -> str:
         request = _request(chat)
     except RequestError:
         return "prompt refused"
+    context_tokens = min(256, chat.decoder.context_length)
     options = EngineOptions(
-        context_tokens=min(256, chat.decoder.context_length),
+        context_tokens=context_tokens,
         max_sequences=2,
-        step_tokens=16,
+        step_tokens=16 if chat.decoder.causal else context_tokens,  # it computes whole texts
         memory_bytes=MEMORY_BYTES,
     )
     encoder = None if chat.tower is None else LocalEncoder(chat.tower, device=CPU, weight_bytes=0)
