@@ -3,33 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
-from runtime.engine.request import ImageSpan
-from runtime.kv.checkpoints import CheckpointOwner, CheckpointRules, StateCheckpoints
+from runtime.engine.context_shift import ContextCut
+from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_demand import has_room, missing
 from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey, PageOwner
-from runtime.kv.page_shift import DroppedPositions, MovedPages, can_move, move_pages
+from runtime.kv.page_shift import MovedPages, can_move, move_pages
 from runtime.kv.page_shortage import PageShortage
 from runtime.kv.spec import CacheKind, images_within
-
-
-class Owner(PageOwner, CheckpointOwner, Protocol):
-    """A sequence as the cache manager sees it. Only the manager appends to `page_keys`; the owner
-    clears them when it changes `tokens` other than at the end.
-
-    Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
-    """
-
-    @property
-    def spans(self) -> tuple[ImageSpan, ...]: ...
-
-    @property
-    def inserted(self) -> tuple[ImageSpan, ...]: ...
-
-    @property
-    def cache_salt(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +76,8 @@ class KVCacheManager:
             group.evicted = self._evicted
         # Of owners without images: positions for which all groups have pages, and the number of
         # confirmed positions that completes the next page.
-        self._reserved: dict[Owner, int] = {}
-        self._completes: dict[Owner, int] = {}
+        self._reserved: dict[PageOwner, int] = {}
+        self._completes: dict[PageOwner, int] = {}
 
     @property
     def page_tokens(self) -> int:
@@ -134,7 +116,7 @@ class KVCacheManager:
         shares = (1 - group.available / len(group.owners) for group in self._groups if group.owners)
         return max(shares, default=0.0)
 
-    def images_needed(self, owner: Owner, begin: int, end: int) -> tuple[bytes, ...]:
+    def images_needed(self, owner: PageOwner, begin: int, end: int) -> tuple[bytes, ...]:
         """The images whose features the positions [begin, end) need, in the order of use."""
         if not owner.spans or begin >= owner.spans[-1].end:
             return ()
@@ -143,13 +125,13 @@ class KVCacheManager:
         cross = (place.image.digest for places in filled for place in places)
         return tuple(dict.fromkeys((*inserted, *cross)))
 
-    def image_rows(self, owner: Owner, begin: int, end: int) -> int:
+    def image_rows(self, owner: PageOwner, begin: int, end: int) -> int:
         """The number of image rows that a step with the positions [begin, end) fills."""
         filled = (group.kind.filled_images(begin, end, owner.spans) for group in self._groups)
         rows = (sum(len(p.rows) + len(p.padding) for p in places) for places in filled)
         return max(rows, default=0)
 
-    def reserve(self, owner: Owner, end: int) -> list[PageGrant] | None:
+    def reserve(self, owner: PageOwner, end: int) -> list[PageGrant] | None:
         """Reserve pages for positions up to `end`; the new pages, or None and no change."""
         if end <= self._reserved.get(owner, 0):
             return []
@@ -172,14 +154,14 @@ class KVCacheManager:
             self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
 
-    def has_room(self, owner: Owner, end: int, *, in_flight: int) -> bool:
+    def has_room(self, owner: PageOwner, end: int, *, in_flight: int) -> bool:
         """Whether all pages are available that the owner needs at once until it has computed the
         positions up to `end`, at most `in_flight` of them in a step, beside those that windows of
         the other owners need at once."""
         size = self._page_tokens
         return all(has_room(group, owner, end, in_flight, size) for group in self._groups)
 
-    def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
+    def adopt(self, owner: PageOwner) -> tuple[int, list[PageGrant]]:
         """Share the longest cached prefix with a sequence that has no pages. Returns its length and
         its pages.
 
@@ -193,16 +175,16 @@ class KVCacheManager:
             self.checkpoints.admit(owner, begin=length, shared=shared)
         return (0, []) if found is None else (length, self._share(owner, found))
 
-    def cached_prefix(self, owner: Owner) -> int:
+    def cached_prefix(self, owner: PageOwner) -> int:
         """The number of tokens that `adopt` would share now."""
         found, _ = self._longest(owner)
         return 0 if found is None else found.length
 
-    def chunk_end(self, owner: Owner, start: int, end: int) -> int:
+    def chunk_end(self, owner: PageOwner, start: int, end: int) -> int:
         """`end`, or the first earlier position after `start` where a checkpoint is planned."""
         return end if self.checkpoints is None else self.checkpoints.chunk_end(owner, start, end)
 
-    def checkpoint(self, owner: Owner, start: int) -> None:
+    def checkpoint(self, owner: PageOwner, start: int) -> None:
         """Take a checkpoint of the owner's state before `start`, where the next step begins, if one
         is planned there."""
         page = None if self.checkpoints is None else self.checkpoints.take(owner, start)
@@ -220,7 +202,7 @@ class KVCacheManager:
         if self.host_store is not None:
             self.host_store.tokens_per_s = tokens_per_s
 
-    def _copy_checkpoint(self, owner: Owner) -> None:
+    def _copy_checkpoint(self, owner: PageOwner) -> None:
         """Copy the checkpoint that the owner starts from to its own page, once it has one."""
         page = None if self.checkpoints is None else self.checkpoints.restore(owner)
         if page is not None:
@@ -230,7 +212,7 @@ class KVCacheManager:
         assert self._states is not None
         self._copies += [PageCopy(number, source, target) for number in self._states.numbers]
 
-    def _state_page(self, owner: Owner) -> int:
+    def _state_page(self, owner: PageOwner) -> int:
         assert self._states is not None
         (page,) = self._states.held[owner].pages
         return page
@@ -242,7 +224,7 @@ class KVCacheManager:
         if self._states is not None and (store is None or not store.has(group, key)):
             self._states.forget(key)  # a checkpoint that is useless without the page
 
-    def _longest(self, owner: Owner) -> "tuple[_Prefix | None, int]":
+    def _longest(self, owner: PageOwner) -> "tuple[_Prefix | None, int]":
         """The longest prefix that `adopt` would share, using host pages if that pays off. Also the
         length of the longest prefix whose pages are on the device, with or without a checkpoint."""
         if not self._prefix_cache:
@@ -261,7 +243,7 @@ class KVCacheManager:
         return found, shared
 
     def _search(
-        self, owner: Owner, *, host: HostStore | None = None
+        self, owner: PageOwner, *, host: HostStore | None = None
     ) -> "tuple[_Prefix | None, int]":
         """The longest usable prefix on the device, or on the device and in `host` together; and the
         length of the longest prefix if checkpoints are ignored."""
@@ -281,7 +263,7 @@ class KVCacheManager:
                     return _Prefix(length, needed, keys), shared
         return None, shared
 
-    def _whole_run(self, owner: Owner, host: HostStore | None) -> int:
+    def _whole_run(self, owner: PageOwner, host: HostStore | None) -> int:
         """The number of full pages that a prefix can have at most: those before the first page that
         is missing in a group whose rows see all earlier positions. Keys are computed up to it."""
         size, most = self._page_tokens, (len(owner.tokens) - 1) // self._page_tokens
@@ -294,7 +276,7 @@ class KVCacheManager:
                 return index
         return most
 
-    def _restorable(self, owner: Owner, length: int, host: HostStore | None) -> bool:
+    def _restorable(self, owner: PageOwner, length: int, host: HostStore | None) -> bool:
         """Whether a checkpoint of the states after the prefix exists; True without states."""
         if self._states is None or self.checkpoints is None:
             return self._states is None
@@ -302,7 +284,7 @@ class KVCacheManager:
         return self.checkpoints.usable(key) or (host is not None and host.has(self._states, key))
 
     def _needed_keys(
-        self, owner: Owner, prefix: "_Prefix"
+        self, owner: PageOwner, prefix: "_Prefix"
     ) -> list[tuple[PageGroup, list[PageKey]]]:
         """The keys of the pages, and of the states, that the prefix needs on the device."""
         wanted = [
@@ -314,7 +296,7 @@ class KVCacheManager:
             wanted.append((self._states, [owner.page_keys[last]]))
         return wanted
 
-    def publish(self, owner: Owner) -> None:
+    def publish(self, owner: PageOwner) -> None:
         """Add the owner's full, confirmed pages to the prefix cache."""
         if owner.confirmed < self._completes.get(owner, 0) or not self._prefix_cache:
             return
@@ -336,7 +318,7 @@ class KVCacheManager:
             self._extend_keys(owner, owner.confirmed)
             self.checkpoints.publish(owner)
 
-    def trim(self, owner: Owner) -> None:
+    def trim(self, owner: PageOwner) -> None:
         """Release pages that no later row of the owner can see. Call `publish` before it."""
         for group in self._shrinking:
             held = group.held.get(owner)
@@ -351,24 +333,24 @@ class KVCacheManager:
             del held.pages[:gone]
             held.begin += gone
 
-    def can_shift(self, cut: DroppedPositions, length: int) -> bool:
+    def can_shift(self, cut: ContextCut, length: int) -> bool:
         """Whether `shift` can apply `cut` to a sequence without images that has `length` computed
         positions."""
         return self._moves_keys and can_move(
             self._kinds, cut, length, page_tokens=self._page_tokens
         )
 
-    def shift(self, owner: Owner, cut: DroppedPositions) -> MovedPages | None:
+    def shift(self, owner: PageOwner, cut: ContextCut) -> MovedPages | None:
         """Drop the positions of `cut` and move the later ones. None, and no change, if there are
         too few pages to copy shared ones. Moved pages differ from those computed from the remaining
         tokens, so the owner must not be passed to `publish` again."""
         moved = move_pages(self._paged, owner, cut, page_tokens=self._page_tokens)
         if moved is not None:
             self._copies += moved.copies
-            self._reserved[owner] -= cut.end - cut.begin
+            self._reserved[owner] -= cut.count
         return moved
 
-    def release(self, owner: Owner) -> None:
+    def release(self, owner: PageOwner) -> None:
         """Release all pages, the last ones first, so that prefixes stay cached longest."""
         self._reserved.pop(owner, None)
         self._completes.pop(owner, None)
@@ -390,12 +372,12 @@ class KVCacheManager:
         if self.host_store is not None:
             self.host_store.check()
 
-    def _pages_seen(self, group: PageGroup, owner: Owner, length: int) -> range:
+    def _pages_seen(self, group: PageGroup, owner: PageOwner, length: int) -> range:
         """The full pages within `length` that the row at `length` or a later one can see."""
         first = group.kind.first_visible(length, owner.spans) // self._page_tokens
         return range(first, group.kind.extent(length, owner.spans) // self._page_tokens)
 
-    def _share(self, owner: Owner, prefix: "_Prefix") -> list[PageGrant]:
+    def _share(self, owner: PageOwner, prefix: "_Prefix") -> list[PageGrant]:
         grants = []
         parts = zip(self._paged, prefix.pages, prefix.keys, strict=True)
         for group, indices, keys in parts:
@@ -407,20 +389,20 @@ class KVCacheManager:
             grants += [PageGrant(number, index, page) for index, page in found]
         return grants
 
-    def _group_keys(self, group: PageGroup, owner: Owner, length: int) -> list[PageKey]:
+    def _group_keys(self, group: PageGroup, owner: PageOwner, length: int) -> list[PageKey]:
         pages = group.kind.extent(length, owner.spans) // self._page_tokens
         if not group.kind.by_image:
             return owner.page_keys[:pages]
         return [self._key(group, owner, index) for index in range(pages)]
 
-    def _key(self, group: PageGroup, owner: Owner, index: int) -> PageKey:
+    def _key(self, group: PageGroup, owner: PageOwner, index: int) -> PageKey:
         begin = index * self._page_tokens
         content = group.kind.content(begin, begin + self._page_tokens, owner.spans)
         if content is None:
             return owner.page_keys[index]
         return blake2b(content, digest_size=16, key=owner.cache_salt).digest()
 
-    def _extend_keys(self, owner: Owner, length: int) -> int:
+    def _extend_keys(self, owner: PageOwner, length: int) -> int:
         """Compute keys for the owner's full pages within `length`; returns their number.
 
         A key is a hash of the owner's salt and of the whole prefix that ends with the page.
@@ -432,7 +414,7 @@ class KVCacheManager:
             keys.append(blake2b(before + content, digest_size=16, key=owner.cache_salt).digest())
         return length // size
 
-    def _lead_in_key(self, owner: Owner) -> bytes:
+    def _lead_in_key(self, owner: PageOwner) -> bytes:
         return b";".join(group.kind.lead_in_key(owner.spans) for group in self._groups)
 
 
@@ -454,7 +436,7 @@ def _states_group(declared: Sequence[tuple[CacheKind, int]]) -> PageGroup | None
     return PageGroup(kinds[0], min(counts), numbers)
 
 
-def _content(owner: Owner, begin: int, end: int) -> bytes:
+def _content(owner: PageOwner, begin: int, end: int) -> bytes:
     """Unambiguous content of the positions: token ids, or an image's digest and row."""
     parts = [b"t%d" % token for token in owner.tokens[begin:end]]
     for span in images_within(owner.spans, begin, end):

@@ -5,19 +5,8 @@ the cached pages of attention before that position usable as a prefix.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from runtime.kv.page_group import PageGroup, PageKey
-
-
-class CheckpointOwner(Protocol):
-    """A sequence as checkpoints see it; `page_keys` has a key for each confirmed page."""
-
-    tokens: list[int]
-    confirmed: int
-    page_keys: list[PageKey]
-
-    def may_end_at(self, position: int) -> bool: ...
+from runtime.kv.page_group import PageGroup, PageKey, PageOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,7 @@ class StateCheckpoints:
     ) -> None:
         self._group, self._page_tokens = group, page_tokens
         self._rules = rules or CheckpointRules()
-        self._records: dict[CheckpointOwner, _Record] = {}
+        self._records: dict[PageOwner, _Record] = {}
         self.taken = self.hits = 0  # in total
         self._kept = self._computed = 0  # in total: checkpoints that replaced none, and tokens
 
@@ -105,7 +94,7 @@ class StateCheckpoints:
         page = self._group.by_key.get(key)
         return page is not None and self._group.available > (self._group.owners[page] == 0)
 
-    def admit(self, owner: CheckpointOwner, *, begin: int, shared: int) -> None:
+    def admit(self, owner: PageOwner, *, begin: int, shared: int) -> None:
         """Plan the checkpoints of a sequence that starts from the one at `begin`, 0 for none."""
         most = len(self._group.owners) // 2
         positions = self._rules.in_prompt(
@@ -117,7 +106,7 @@ class StateCheckpoints:
             record.restored = self._group.by_key[owner.page_keys[begin // self._page_tokens - 1]]
             self._group.share(record.restored)
 
-    def restore(self, owner: CheckpointOwner) -> int | None:
+    def restore(self, owner: PageOwner) -> int | None:
         """The checkpoint page to copy into the owner's state page; None if it has no checkpoint.
         Returned once."""
         record = self._records.get(owner)
@@ -128,13 +117,13 @@ class StateCheckpoints:
         self.hits += 1
         return page
 
-    def chunk_end(self, owner: CheckpointOwner, start: int, end: int) -> int:
+    def chunk_end(self, owner: PageOwner, start: int, end: int) -> int:
         """`end`, or the first earlier position after `start` where a checkpoint is planned."""
         record = self._records.get(owner)
         between = (p for p in record.planned if start < p < end) if record is not None else ()
         return next(iter(between), end)
 
-    def take(self, owner: CheckpointOwner, position: int) -> int | None:
+    def take(self, owner: PageOwner, position: int) -> int | None:
         """A page for a copy of the owner's state before `position`, if one is due there."""
         record, group = self._records.get(owner), self._group
         if record is None or not group.available or not self._due(record, position):
@@ -144,12 +133,12 @@ class StateCheckpoints:
         self.taken += 1
         return page
 
-    def unpublished(self, owner: CheckpointOwner) -> bool:
+    def unpublished(self, owner: PageOwner) -> bool:
         """Whether `publish` would publish a checkpoint."""
         record = self._records.get(owner)
         return record is not None and any(p <= owner.confirmed for p, _ in record.taken)
 
-    def publish(self, owner: CheckpointOwner) -> None:
+    def publish(self, owner: PageOwner) -> None:
         """Make the owner's confirmed checkpoints available to others."""
         record, group, held = self._records[owner], self._group, self.held
         while record.taken and record.taken[0][0] <= owner.confirmed:
@@ -164,11 +153,11 @@ class StateCheckpoints:
         self._kept += self.held - held
         self._count(owner, record)
 
-    def _count(self, owner: CheckpointOwner, record: _Record) -> None:
+    def _count(self, owner: PageOwner, record: _Record) -> None:
         self._computed += owner.confirmed - record.counted
         record.counted = owner.confirmed
 
-    def release(self, owner: CheckpointOwner) -> None:
+    def release(self, owner: PageOwner) -> None:
         record = self._records.pop(owner, None)
         if record is None:
             return

@@ -6,19 +6,35 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from runtime.kv.spec import CacheKind, Images
+from runtime.engine.request import ImageSpan
+from runtime.kv.spec import CacheKind
 
 PageKey = bytes
 FAR = 2**62 - 1  # a position that no sequence has
 
 
 class PageOwner(Protocol):
-    """A sequence as a group sees it; see `runtime.kv.cache_manager.Owner`."""
+    """A sequence as the cache manager sees it; see `runtime.engine.sequence.Sequence`.
 
+    `page_keys`: the key of each full page. Only the manager appends to them; the owner clears them
+    when it changes `tokens` other than at the end. Prefixes are shared only among owners with equal
+    `cache_salt`, at most 64 bytes.
+    """
+
+    tokens: list[int]
     confirmed: int
+    page_keys: list[PageKey]
 
     @property
-    def spans(self) -> Images: ...
+    def spans(self) -> tuple[ImageSpan, ...]: ...
+
+    @property
+    def inserted(self) -> tuple[ImageSpan, ...]: ...
+
+    @property
+    def cache_salt(self) -> bytes: ...
+
+    def may_end_at(self, position: int) -> bool: ...
 
 
 class CopyKind(IntEnum):

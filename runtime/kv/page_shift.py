@@ -6,20 +6,10 @@ are rotated back.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from runtime.engine.context_shift import ContextCut
 from runtime.kv.page_group import HeldPages, KeyShift, PageCopy, PageGroup, PageOwner
 from runtime.kv.spec import CacheKind
-
-
-class DroppedPositions(Protocol):
-    """The positions [begin, end) that are dropped."""
-
-    @property
-    def begin(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +22,14 @@ class MovedPages:
     key_shifts: tuple[KeyShift, ...]
 
 
-def can_move(
-    kinds: Sequence[CacheKind], cut: DroppedPositions, length: int, *, page_tokens: int
-) -> bool:
+def can_move(kinds: Sequence[CacheKind], cut: ContextCut, length: int, *, page_tokens: int) -> bool:
     """Whether the pages of `length` positions can move, given that keys can: the positions move by
     a whole number of pages, and all positions that later rows see are still stored.
 
     A kind whose window moves back over positions that it no longer saw is refused, because their
     pages may have been released.
     """
-    count = cut.end - cut.begin
+    count = cut.count
     if count % page_tokens or any(kind.by_image or kind.by_sequence for kind in kinds):
         return False
     for kind in kinds:
@@ -52,7 +40,7 @@ def can_move(
 
 
 def move_pages(
-    groups: Sequence[PageGroup], owner: PageOwner, cut: DroppedPositions, *, page_tokens: int
+    groups: Sequence[PageGroup], owner: PageOwner, cut: ContextCut, *, page_tokens: int
 ) -> MovedPages | None:
     """Drop the pages of dropped positions and move the later ones. None, and no change, if there
     are too few free pages to copy pages shared with other sequences."""
@@ -78,7 +66,7 @@ def move_pages(
             group.drop(page)
         at = begin + len(stay)
         pages += [(number, index, page) for index, page in enumerate(moved, at)]
-        by = cut.begin - cut.end
+        by = -cut.count
         shifts += [
             KeyShift(number, page, inside if index == first else 0, by)
             for index, page in enumerate(moved, at)
@@ -86,16 +74,14 @@ def move_pages(
     return MovedPages(tuple(pages), tuple(copies), tuple(shifts))
 
 
-def _indices(cut: DroppedPositions, page_tokens: int) -> tuple[int, int, int]:
+def _indices(cut: ContextCut, page_tokens: int) -> tuple[int, int, int]:
     """The index of the first page with dropped positions, the index of the page that replaces it,
     and how many cells of the first one precede the dropped positions."""
     first, inside = divmod(cut.begin, page_tokens)
-    return first, first + (cut.end - cut.begin) // page_tokens, inside
+    return first, first + cut.count // page_tokens, inside
 
 
-def _shared(
-    group: PageGroup, owner: PageOwner, cut: DroppedPositions, page_tokens: int
-) -> Iterator[int]:
+def _shared(group: PageGroup, owner: PageOwner, cut: ContextCut, page_tokens: int) -> Iterator[int]:
     """Places in the owner's page list of moving pages that other sequences share."""
     held = group.held[owner]
     _, last, _ = _indices(cut, page_tokens)
@@ -105,7 +91,7 @@ def _shared(
 
 
 def _made_private(
-    group: PageGroup, number: int, owner: PageOwner, cut: DroppedPositions, page_tokens: int
+    group: PageGroup, number: int, owner: PageOwner, cut: ContextCut, page_tokens: int
 ) -> list[PageCopy]:
     """Replace moving pages that are shared by copies, and remove the moving pages from the prefix
     cache."""

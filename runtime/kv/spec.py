@@ -6,33 +6,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol
 
+from runtime.engine.request import ImageSpan
 
-class Image(Protocol):
-    """An image as cache kinds see it; see `runtime.engine.request.ImageSpan`."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def digest(self) -> bytes: ...
-
-    @property
-    def cross_rows(self) -> int: ...
-
-    @property
-    def cross_padding(self) -> int: ...
-
-
-Images = Sequence[Image]
-AnyImage = TypeVar("AnyImage", bound=Image)
+Images = Sequence[ImageSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +20,12 @@ class ImagePlace:
     `padding` is empty if no row sees the image's padding.
     """
 
-    image: Image
+    image: ImageSpan
     rows: range
     padding: range
 
 
-def images_within(images: Sequence[AnyImage], begin: int, end: int) -> Sequence[AnyImage]:
+def images_within(images: Images, begin: int, end: int) -> Images:
     """The images that have one of the positions [begin, end), in order.
 
     `images` are disjoint and ordered by position. There may be hundreds, as some models have one
@@ -355,8 +333,8 @@ def _placed(images: Images, begin: int, *, padded: bool) -> tuple[ImagePlace, ..
     return tuple(places)
 
 
-def _neighbours(images: Images) -> list[list[Image]]:
-    parts: list[list[Image]] = [[image] for image in images[:1]]
+def _neighbours(images: Images) -> list[list[ImageSpan]]:
+    parts: list[list[ImageSpan]] = [[image] for image in images[:1]]
     for before, image in pairwise(images):
         if before.end == image.start:
             parts[-1].append(image)
