@@ -32,6 +32,7 @@ from serve_app.cli.terminal import (
 )
 from serve_app.config.options import served_options
 from serve_app.replica.file_headers import capabilities_of
+from serve_app.replica.model_files import ModelFiles
 
 _LONGEST_VALUE = 80
 _LONGEST_REASON = 400
@@ -94,13 +95,10 @@ def show(
     facts = ModelFacts(location.file)
     try:
         need: ServingMemory | CaravanError = serving_memory(
-            facts,
-            location,
+            _files(location, store, projector_required=projector is not None),
             context_tokens=context_tokens,
-            own_context_tokens=_own_context(location, store),
             slots=slots,
             device=device,
-            projector_wanted=projector is not None,
         )
     except CaravanError as error:
         need = error
@@ -109,6 +107,17 @@ def show(
         print_json(document)
     else:
         _print(document, facts, need)
+
+
+def _files(location: LocatedModel, store: Store, *, projector_required: bool) -> ModelFiles:
+    return ModelFiles(
+        location.file,
+        projector=location.projector,
+        projector_required=projector_required,
+        context_tokens=_own_context(location, store),
+        adapters=location.adapters,
+        draft=location.draft,
+    )
 
 
 def _own_context(location: LocatedModel, store: Store) -> int | None:

@@ -14,9 +14,7 @@ import torch
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
-from runtime.engine.assembly import plan_engine_memory
-from runtime.engine.engine_options import EngineOptions
-from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
+from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import (
     CaravanError,
     ModelNotFoundError,
@@ -24,13 +22,13 @@ from runtime.errors import (
     SourceError,
     StoreError,
 )
-from runtime.vision.encoder import PlannedEncoder
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
 from serve_app.messages.model_card import ModelCard
 from serve_app.on_demand.model_pool import MemoryNeed
 from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.replica.device_setup import computing_device
+from serve_app.replica.load_errors import named_errors
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, load_replica, plan_model
 from serve_app.replica.model_cards import model_card, verbose_card
 from serve_app.replica.model_files import ModelFiles, local_files
@@ -154,7 +152,8 @@ class StoreLoader:
         settings = self._model_settings(version, NO_LIMIT, context_tokens)
         origin = self._origin(version, settings)
         requested = origin.context_tokens or self._common_context
-        return plan_model(settings, dataclasses.replace(origin, context_tokens=requested))
+        with named_errors(f"Model {settings.name}"):
+            return plan_model(settings, dataclasses.replace(origin, context_tokens=requested))
 
     def _origin(self, version: StoredVersion, settings: ModelSettings) -> ModelFiles:
         """The files of the version. OverloadedError if the name has another one by now."""
@@ -195,7 +194,7 @@ class StoreLoader:
 
 
 def _memory_need(outline: ModelPlan) -> MemoryNeed:
-    plan = _plan(outline, outline.options)
+    plan = outline.memory(outline.options)
     base = str(outline.files.path.resolve())
     facts = outline.model.description
     shared = min(facts.matrix_bytes, facts.weight_bytes)
@@ -205,17 +204,4 @@ def _memory_need(outline: ModelPlan) -> MemoryNeed:
 def _minimum_bytes(outline: ModelPlan, context_tokens: int) -> int:
     """The fewest bytes with which the model can be served with contexts of that length."""
     options = dataclasses.replace(outline.options, context_tokens=context_tokens)
-    return _plan(outline, options).least_bytes
-
-
-def _plan(outline: ModelPlan, options: EngineOptions) -> MemoryPlan:
-    vision, encoder = outline.model.vision, None
-    if vision is not None:
-        weights = vision.weight_bytes
-        encoder = PlannedEncoder.of(vision.tower, outline.device, weight_bytes=weights)
-    return plan_engine_memory(
-        outline.model.decoder,
-        device=outline.device,
-        options=dataclasses.replace(options, memory_bytes=NO_LIMIT),
-        encoder=encoder,
-    )
+    return outline.memory(options).least_bytes

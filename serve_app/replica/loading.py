@@ -72,12 +72,14 @@ def check_files(settings: ModelSettings, files: ModelFiles) -> None:
     _plan(settings, files, META, torch.device("cpu"))
 
 
-def plan_model(settings: ModelSettings, files: ModelFiles) -> ModelPlan:
-    """The model as this process would serve it; its weights are not read."""
-    with named_errors(f"Model {settings.name}"):
-        device = _main_device(settings)
-        # The memory that CPU kernels need in addition to the weights is known only on the CPU.
-        return _plan(settings, files, device if device.type == "cpu" else META, device)
+def plan_model(
+    settings: ModelSettings, files: ModelFiles, device: torch.device | None = None
+) -> ModelPlan:
+    """The model as it would be served; its weights are not read. `device`: by default that of this
+    process; it need not exist."""
+    device = device or _main_device(settings)
+    # The memory that CPU kernels need in addition to the weights is known only on the CPU.
+    return _plan(settings, files, device if device.type == "cpu" else META, device)
 
 
 def load_replica(
@@ -179,7 +181,7 @@ def _plan(
         check_draft(draft.decoder, model.decoder)
     _check_vision(settings, model)
     _check_default_context(settings, options.context_tokens)
-    return ModelPlan(model, files, options, device)
+    return ModelPlan(model, files, options, device, None if draft is None else draft.decoder)
 
 
 def _load_replica(

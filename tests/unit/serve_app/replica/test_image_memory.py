@@ -18,12 +18,12 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.api.refusals import refusal
-from serve_app.cli.model_facts import LocatedModel, ModelFacts
 from serve_app.cli.serving_memory import serving_memory
 from serve_app.config.settings import MAX_IMAGE_BYTES
 from serve_app.messages.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
+from serve_app.replica.model_files import ModelFiles
 from serve_app.replica.replica import ModelReplica
 from tests.families.vision_families import VISION_MODELS
 from tests.patience import settled, until
@@ -236,9 +236,7 @@ async def test_by_default_images_take_a_share_of_the_free_memory(
         vision = replica._preparer._model.vision
         assert vision is not None and vision.limits.pixels == pixels
         assert (await answer(replica, ONE, "a")).tokens
-    planned = serving_memory(
-        ModelFacts(file), LocatedModel(file, None, None), context_tokens=None, slots=2, device="cpu"
-    )
+    planned = serving_memory(ModelFiles(file), context_tokens=None, slots=2, device="cpu")
     assert planned.refusal is None
 
 
@@ -246,9 +244,7 @@ def test_the_memory_that_is_shown_leaves_that_of_images_out(file, monkeypatch) -
     free = 9 * 10**8  # less than the smallest images of requests need beside a cache
     monkeypatch.setattr("serve_app.replica.image_memory.available_bytes", lambda device: free)
     monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 6 * 10**8)
-    planned = serving_memory(
-        ModelFacts(file), LocatedModel(file, None, None), context_tokens=None, slots=2, device="cpu"
-    )
+    planned = serving_memory(ModelFiles(file), context_tokens=None, slots=2, device="cpu")
     assert planned.refusal is not None and "Lower these settings" in planned.refusal
 
 
