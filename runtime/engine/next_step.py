@@ -32,7 +32,7 @@ class NextStep:
     ready: FeaturesReady
     waits_for_masks: bool = False
     reserved_rows: int = 0  # how many of the prompts' rows long prompts leave to short ones
-    reserved_for: int = 0  # how many tokens a short prompt lacks at most
+    reserved_for: int = 0  # most remaining tokens of a short prompt
     has_looked_up: bool = False  # the cached prefix of a prompt that waits
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
@@ -48,28 +48,29 @@ class NextStep:
         """What limits the sequence's next chunk, if all features are available."""
         return self.budget, self.prompt_rows, -self.reserved_rows, self.image_rows, sequence.length
 
-    def gives_way(self, lacks: int) -> bool:
-        """Whether a prompt that lacks so many tokens leaves the reserved rows to short ones."""
-        return self.reserved_rows > 0 and lacks > self.reserved_for
+    def gives_way(self, remaining: int) -> bool:
+        """Whether a prompt with `remaining` tokens to compute leaves the reserved rows to short
+        prompts."""
+        return self.reserved_rows > 0 and remaining > self.reserved_for
 
-    def rows_for(self, lacks: int) -> int:
-        """How many of the remaining rows a prompt may have that lacks so many tokens."""
+    def rows_for(self, remaining: int) -> int:
+        """How many of the step's rows a prompt with `remaining` tokens to compute may have."""
         rows = min(self.budget - self.stream_rows, self.prompt_rows)
-        return max(0, rows - self.reserved_rows) if self.gives_way(lacks) else rows
+        return max(0, rows - self.reserved_rows) if self.gives_way(remaining) else rows
 
     def rows_beside(self, count: int) -> int:
         """How many rows proposals may have beside so many other rows of their stream."""
         return max(0, self.budget - self.stream_rows - self.reserved_rows - count)
 
-    def take(self, count: int, *, lacks: int) -> None:
-        """Deduct `count` rows of a sequence that lacks so many tokens from the budgets."""
+    def take(self, count: int, *, remaining: int) -> None:
+        """Deduct from the budgets `count` rows of a sequence with `remaining` tokens to compute."""
         self.budget -= count
-        if lacks > 1:
+        if remaining > 1:
             self.prompt_rows = max(0, self.prompt_rows - count)
-            left = self.reserved_rows - (0 if self.gives_way(lacks) else count)
+            left = self.reserved_rows - (0 if self.gives_way(remaining) else count)
             self.reserved_rows = max(0, min(left, self.prompt_rows))
 
-    def is_lacking(self, sequence: Sequence, needed: tuple[bytes, ...]) -> bool:
+    def lacks_features(self, sequence: Sequence, needed: tuple[bytes, ...]) -> bool:
         """Whether features are missing. A first chunk needs the first image only, but all images if
         they are for cross-attention."""
         return not all(map(self.ready, needed[:1] if sequence.inserted else needed))

@@ -267,10 +267,10 @@ class Scheduler:
                 return
             shortage = self.cache_manager.shortage
             fits = admitting and not shortage.persists(sequence, step.sizes(sequence))
-            lacks = sequence.request.images and self._lacks_features(sequence, step, fits)
-            if step.reserved_rows and not step.rows_for(self._lacks(sequence, step)):
+            blocked = sequence.request.images and self._lacks_features(sequence, step, fits)
+            if step.reserved_rows and not step.rows_for(self._to_compute(sequence, step)):
                 passed = True
-            elif admitting and not lacks:
+            elif admitting and not blocked:
                 admitting = fits and self._admit(sequence, step)
 
     def _in_turn(self) -> Iterator[Sequence]:
@@ -282,13 +282,13 @@ class Scheduler:
     def _lacks_features(self, sequence: Sequence, step: NextStep, admitting: bool) -> bool:
         """Whether a waiting sequence lacks features that its first chunk needs."""
         known = sequence.awaited
-        if known is None or (admitting and not step.is_lacking(sequence, known)):
+        if known is None or (admitting and not step.lacks_features(sequence, known)):
             start = self.cache_manager.cached_prefix(sequence) if sequence.shares_pages else 0
             known = self.cache_manager.images_needed(sequence, start, start + self.step_tokens)
             # Computed again on admission: cached pages change.
             sequence.awaited, sequence.prefix_hit = known, start
         step.ahead += [ImageNeed(sequence, digest) for digest in known]
-        return step.is_lacking(sequence, known)
+        return step.lacks_features(sequence, known)
 
     def _admit(self, sequence: Sequence, step: NextStep) -> bool:
         if sequence.pending:  # preempted, and its last token is still on the device only
@@ -350,11 +350,11 @@ class Scheduler:
         return self._cut_to_image_rows(sequence, count, step)
 
     def _leave_to_shorter(self, sequence: Sequence, count: int, rows: int, step: NextStep) -> int:
-        """How many of its `rows` a prompt that lacks `count` tokens leaves to much shorter prompts
-        behind it, which would wait for all of it: at most half. Only they may use these."""
+        """How many of its `rows` a prompt with `count` tokens to compute leaves to much shorter
+        prompts behind it, which would wait for all of it: at most half. Only they may use these."""
         left, most = 0, rows // 2
-        for lacks in self._shorter_behind(sequence, count // SHORTER, step):
-            left = min(left + lacks, most)
+        for remaining in self._shorter_behind(sequence, count // SHORTER, step):
+            left = min(left + remaining, most)
             if left == most:
                 break
         if left:
@@ -362,9 +362,9 @@ class Scheduler:
         return left
 
     def _shorter_behind(self, sequence: Sequence, most: int, step: NextStep) -> Iterator[int]:
-        """What the prompts behind this one lack that the next step can compute, if that is at most
-        `most` tokens: running ones, and waiting ones for which there are slots and perhaps pages.
-        None passes another one of higher priority, or takes the last slot from one."""
+        """The tokens to compute of each prompt behind this one that the next step can compute, if
+        they are at most `most`: of running prompts, and of waiting ones for which there are slots
+        and perhaps pages. None overtakes one of higher priority, or takes its slot."""
         behind, slots = list[Sequence](), len(self._free_slots) - (sequence.slot is None)
         if sequence.slot is not None:
             running = islice(self.running, self.running.index(sequence) + 1, None)
@@ -375,10 +375,10 @@ class Scheduler:
         priority, shortage = sequence.request.priority, self.cache_manager.shortage
         passed = False
         for other in behind:
-            if other.request.priority > priority or not self._sees(other, step):
+            if other.request.priority > priority or not self._has_features(other, step):
                 continue
-            lacks = self._lacks(other, step)
-            if lacks > most:
+            remaining = self._to_compute(other, step)
+            if remaining > most:
                 priority = min(priority, other.request.priority)
                 passed |= other.slot is None
                 continue
@@ -386,11 +386,11 @@ class Scheduler:
                 slots -= 1
                 if slots < passed or other.pending or shortage.persists(other, step.sizes(other)):
                     return
-            yield lacks
+            yield remaining
 
-    def _lacks(self, sequence: Sequence, step: NextStep) -> int:
-        """The tokens still to be computed; of a waiting sequence without those that were cached
-        when it was last looked up. A step looks up one at most, since that may take long."""
+    def _to_compute(self, sequence: Sequence, step: NextStep) -> int:
+        """The number of tokens to compute; for a waiting sequence without those that were cached at
+        its last look-up. A step looks up at most one sequence, since that may take long."""
         if sequence.slot is not None or not sequence.shares_pages:
             return sequence.remaining
         if sequence.prefix_hit is None and not step.has_looked_up:
@@ -398,8 +398,8 @@ class Scheduler:
             sequence.prefix_hit = self.cache_manager.cached_prefix(sequence)
         return sequence.remaining - (sequence.prefix_hit or 0)
 
-    def _sees(self, sequence: Sequence, step: NextStep) -> bool:
-        """Whether the images of its next chunk have features, as far as that is known."""
+    def _has_features(self, sequence: Sequence, step: NextStep) -> bool:
+        """Whether the features of its next chunk's images are ready, as far as that is known."""
         awaited = sequence.awaited
         if sequence.state is SequenceState.RUNNING:
             begin = sequence.launched
@@ -438,7 +438,7 @@ class Scheduler:
         if grants:
             step.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         self.cache_manager.checkpoint(sequence, start)
-        step.take(count, lacks=length - start)
+        step.take(count, remaining=length - start)
         if sequence.spans:
             step.used += self._needs(sequence, start, end)
             step.image_rows -= self.cache_manager.image_rows(sequence, start, end)
