@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from runtime.engine.request import Usage
@@ -12,20 +12,17 @@ from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
 from serve_app.telemetry.request_context import RequestContext, current_request
 
-Clock = Callable[[], float]
-
 
 class ReplyRecord:
-    """The deltas of one answer so far. Times by `clock` in seconds."""
+    """The deltas of one answer so far. Times by `time.monotonic`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self.finish: str | None = None
         self.usage: Usage | None = None
         self.first: float | None = None  # time of the first tokens
         self.last = 0.0
         self.longest_gap = 0.0
         self.tokens = 0
-        self._clock = clock
 
     def note(self, delta: ChatDelta) -> None:
         if delta.usage is not None:
@@ -34,7 +31,7 @@ class ReplyRecord:
             self.finish = delta.finish.value
         if not delta.tokens:
             return
-        now = self._clock()
+        now = time.monotonic()
         if self.first is None:
             self.first = now
         else:
@@ -44,10 +41,10 @@ class ReplyRecord:
 
 
 @contextmanager
-def recorded(meter: Meter, task: Task, clock: Clock = time.monotonic) -> Iterator[ReplyRecord]:
+def recorded(meter: Meter, task: Task) -> Iterator[ReplyRecord]:
     """Records the answer when the context ends, for any reason."""
-    context = current_request.get() or RequestContext("", clock())
-    record = ReplyRecord(clock)
+    context = current_request.get() or RequestContext("")
+    record = ReplyRecord()
     outcome = "error"
     try:
         yield record
