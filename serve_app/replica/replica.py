@@ -42,11 +42,10 @@ from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
 from serve_app.replica.reply_forms import ReplyForms
+from serve_app.replica.reply_thinking import ThinkingCounter, within_budget
 from serve_app.replica.sampling_words import SequenceBreakers, bad_word_tokens
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
-from serve_app.replica.thinking_limit import within_budget
-from serve_app.replica.thinking_tokens import ThinkingCounter
 from serve_app.replica.trace_file import TraceFile
 from serve_app.replica.truncation import limiting_setting
 

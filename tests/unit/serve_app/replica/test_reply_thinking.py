@@ -4,7 +4,7 @@ import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from serve_app.messages.tasks import ReplyOpening
-from serve_app.replica.thinking_tokens import ThinkingCounter
+from serve_app.replica.reply_thinking import ThinkingCounter
 
 TAGS = format_of("<think> </think>")
 HARMONY = format_of("<|channel|> <|message|>")

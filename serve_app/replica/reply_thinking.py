@@ -1,8 +1,11 @@
-"""Applies the thinking budget of a conversation to a generation request."""
+"""The thinking of a reply: its budget, and the number of its tokens."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+from model_zoo.chat.formats.events import Thinking
 from model_zoo.chat_model import Prompt
 from model_zoo.grammars.thinking_budget import ThinkingBudget
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -41,3 +44,30 @@ def within_budget(
         token_bytes,
     )
     return dataclasses.replace(request, grammar=grammar)
+
+
+class ThinkingCounter:
+    """Counts thinking in one reply, whose parts the ingress separates. `tools`: those that the
+    request declares.
+
+    Tokens whose text is not certain yet, such as those of tags, count like the preceding text. If a
+    delta has both thinking and an answer, its tokens are divided in proportion to the characters.
+    """
+
+    def __init__(self, opening: ReplyOpening, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self._parser = opening.parser(tools)
+        self._thinking = opening.thinks
+
+    def count(self, text: str, tokens: int) -> int:
+        """How many of the next `tokens` are thinking; `text`: the text that they make certain."""
+        before, thought, other = self._thinking, 0, 0
+        for event in self._parser.feed(text):
+            self._thinking = isinstance(event, Thinking)
+            size = len(getattr(event, "text", ""))
+            if self._thinking:
+                thought += size
+            else:
+                other += size
+        if not thought + other:
+            return tokens if before else 0
+        return round(tokens * thought / (thought + other))
