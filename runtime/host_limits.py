@@ -47,8 +47,8 @@ def cpu_quotas(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> Iterator[f
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, bool]]:
-    """The groups of this process that may have files of the controller, and those above; whether
-    they are of the unified kind."""
+    """The groups of this process that may have files of the controller, and their ancestors, each
+    with whether it is of the unified hierarchy (v2)."""
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)

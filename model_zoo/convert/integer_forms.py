@@ -130,7 +130,7 @@ def _form(
     grid: Callable[[Tensors], _Grid],
     weight: str = "",
 ) -> WeightForm:
-    """values: unsigned integers of so many bits, int32 [out, in]."""
+    """values: unsigned integers of `bits` bits, int32 [out, in]."""
     first = next(iter(needed))
 
     def numbers(parts: Tensors) -> Tensor:

@@ -80,7 +80,7 @@ class MappedTensors:
         self.tensors, self._maps = tensors, maps
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
-        """The tensor's shape in at least so many dimensions; ggml writes no leading ones of 1."""
+        """The tensor's shape with at least `dimensions`; ggml writes no leading dimensions of 1."""
         stated = self.tensors[name].shape
         return (1,) * (dimensions - len(stated)) + stated
 
@@ -104,8 +104,8 @@ class MappedTensors:
         return mapped.view(first.begin, first.type, (rows, *first.shape[1:]))
 
     def evenly_spaced(self, names: Sequence[str], *, dimensions: int = 1) -> Weight | None:
-        """Tensors of one shape, in at least so many dimensions, and of one type as one view
-        (n, ...); None unless they are equidistant."""
+        """Tensors of one shape and type as one view (n, ...), each with at least `dimensions`
+        dimensions; None unless they are equidistant."""
         infos = [self.tensors[name] for name in names]
         first, mapped = infos[0], self._maps[names[0]]
         step = infos[1].begin - first.begin if len(infos) > 1 else first.nbytes

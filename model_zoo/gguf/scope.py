@@ -137,7 +137,7 @@ class TensorScope:
     def shape(
         self, name: str, *, whole: bool = False, dimensions: int = 1
     ) -> tuple[int, ...] | None:
-        """Shape of the tensor `name` in torch order, in at least so many dimensions; None if
+        """Shape of the tensor `name` in torch order, with at least `dimensions` dimensions; None if
         absent. `whole`: `name` includes the suffix."""
         full, file = self._prefix + name if whole else self._full(name), self._tensors.file
         return file.shape(full, dimensions) if full in file.tensors else None

@@ -189,8 +189,8 @@ class Tensors:
     def rows(
         self, pieces: Sequence[RowRange], device: torch.device
     ) -> Sequence[tuple[Weight, int]]:
-        """The pieces as weights, each of so many of them: neighbours of one type together if they
-        are copied anyway, otherwise each, in tiles if possible."""
+        """The pieces as weights, with the number of pieces in each: neighbours of one type together
+        if they are copied anyway, otherwise each alone, in tiles if possible."""
         sound = [self._claim(piece.name, piece.shape) for piece in pieces]
         if not all(sound):
             return [(missing_weight(2), 1) for _ in pieces]

@@ -185,7 +185,7 @@ class Exclusions:
         return found
 
     def _step(self, depth: int, count: int = 1) -> bool:
-        """Counts further parts, names or values; whether they may be read at this depth."""
+        """Counts further parts, names or values. Returns whether they may be read at this depth."""
         self._steps -= count
         return self._steps >= 0 and depth <= _MAX_DEPTH
 

@@ -8,8 +8,7 @@ from model_zoo.images.tiling import Grid
 
 @dataclass(frozen=True, slots=True)
 class EqualViews:
-    """A grid of views of an image, such as its tiles; each has so many rows and columns of
-    patches."""
+    """A grid of views of an image, such as its tiles, each of `rows` x `columns` patches."""
 
     grid: Grid
     rows: int

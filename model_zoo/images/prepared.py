@@ -11,7 +11,7 @@ from model_zoo.images.resize import Pixels
 from runtime.vision.encoder import ImageOutline, PreparedImage
 
 DIGEST_BYTES = 32
-# Sizes of images that are tried in the search for one with so many rows: heights in pixels, and
+# Sizes that are tried in the search for an image with a number of rows: heights in pixels, and
 # widths as multiples of the height. The last one needs the fewest tiles where images are enlarged.
 SIDES, ASPECTS = (32, 64, 128, 256, 512, 1024, 2048), (1, 2, 4)
 

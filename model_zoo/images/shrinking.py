@@ -10,7 +10,7 @@ STEP = 0.97
 
 def shrunk(height: int, width: int, rows: Callable[[int, int], int], most: int | None) -> Size:
     """The size, or the largest of those tried with about the same aspect, of which an image has at
-    most so many rows; 1 x 1 if there is none. None: any number.
+    most `most` rows (None: any number); 1 x 1 if there is none.
 
     rows: of an image with that height and width, at most `MAX_ASPECT` times as long as wide if the
     given size is.

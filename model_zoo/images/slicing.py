@@ -77,7 +77,7 @@ class Slicing:
             yield min(height, MAX_ASPECT * width), width
 
     def grids(self, wanted: int) -> list[Grid]:
-        """Grids of nearly so many slices."""
+        """Grids of `wanted` slices, one fewer or one more."""
         counts = [n for n in (wanted - 1, wanted, wanted + 1) if 1 < n <= self.most]
         return [(n // wide, wide) for n in counts for wide in range(1, n + 1) if n % wide == 0]
 

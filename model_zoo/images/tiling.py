@@ -24,7 +24,7 @@ def with_whole(tiles: int) -> int:
 
 
 def most_tiles(parts: int) -> int:
-    """The most tiles that, with the tile of the whole image, are at most so many parts; at least
+    """The most tiles that are at most `parts` together with the tile of the whole image; at least
     one."""
     return max(parts - 1, 1)
 

@@ -277,8 +277,8 @@ def _weights_of_heads(w: TensorScope, sizes: TextSizes, index: int) -> tuple[Ten
 
 
 def _outs(split: HeadSplit, cache: LayerCache, parts: int) -> tuple[Split, Split, Split]:
-    """How ranks divide the rows of `attn_q`, so many times those of queries, `attn_k` and
-    `attn_v`."""
+    """How ranks divide the rows of `attn_q`, which has `parts` times those of queries, of `attn_k`
+    and of `attn_v`."""
     return (
         split.heads.times(parts * cache.key_dim),
         split.kv_heads.times(cache.key_dim),

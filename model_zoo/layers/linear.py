@@ -141,8 +141,8 @@ class FusedLinear:
         added: tuple[tuple[LowRank, ...], ...],
         factors: Sequence[Tensor | None],
     ) -> "FusedLinear":
-        """Weights that each have the rows of so many matrices; sizes, biases and factors of each
-        matrix."""
+        """weights: each with the number of matrices whose rows it has; sizes, biases and factors:
+        of each matrix."""
         parts, divided, begin = [], [], 0
         for weight, count in weights:
             some = slice(begin, begin + count)
@@ -160,7 +160,7 @@ class FusedLinear:
 
     @property
     def rounding(self) -> Compute | None:
-        """That of the first weight that has one; see `Weight.rounding`."""
+        """The rounding of the first weight that has one; see `Weight.rounding`."""
         return next((part.rounding for part in self.parts if part.rounding is not None), None)
 
     def __call__(self, x: Activations) -> tuple[Tensor, ...]:

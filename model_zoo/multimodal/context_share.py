@@ -26,7 +26,7 @@ Processor = TypeVar("Processor", bound=ScalableProcessor)
 
 
 def scaled_to_context(processor: Processor, context_tokens: int | None) -> Processor:
-    """The processor for a context of so many tokens; unchanged if it is None.
+    """The processor for a context of `context_tokens`; unchanged if that is None.
 
     A larger image could only be refused. How many images a conversation has is not known here: each
     may take its share, and together they may still exceed the context.

@@ -8,7 +8,7 @@ import re
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import PreTokenizer, Split
 
-# A multiple of 3: runs of more digits are cut into pieces of so many.
+# Longer runs of digits are cut into pieces of this length, a multiple of 3.
 _PIECE = 30
 # Before a run: the last one may be a piece of its own.
 _SPACES = re.compile(r"\s[^\S\r\n]")

@@ -315,7 +315,7 @@ def _refusal(plan: MemoryPlan, device: torch.device, usable: int, options: Memor
 
 
 def _advice(weight_bytes: int, usable: int, without: int) -> str:
-    """`without`: what were usable if nothing were set aside."""
+    """`without`: the usable bytes if nothing were set aside."""
     if weight_bytes <= usable:
         return (
             "Lower `context_tokens`, `cache_tokens`, `max_sequences` or `step_tokens`, or free "

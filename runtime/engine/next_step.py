@@ -59,7 +59,7 @@ class NextStep:
         return max(0, rows - self.reserved_rows) if self.gives_way(remaining) else rows
 
     def rows_beside(self, count: int) -> int:
-        """How many rows proposals may have beside so many other rows of their stream."""
+        """How many rows the proposals of a stream may have beside its `count` other rows."""
         return max(0, self.budget - self.stream_rows - self.reserved_rows - count)
 
     def take(self, count: int, *, remaining: int) -> None:

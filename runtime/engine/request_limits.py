@@ -1,4 +1,4 @@
-"""Which requests an engine accepts, and what it makes of their limits."""
+"""Which requests an engine accepts, with their limits cut to those of the engine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler."""
+"""Limits of the sampling parameters of a request."""
 
 from runtime.engine.request import (
     MAX_BAD_WORD_TOKENS,
@@ -57,7 +57,7 @@ def _check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
 
 
 def _check_allowed(sampling: SamplingParams, prompt_tokens: int) -> None:
-    """That a first token is left of the allowed ones."""
+    """RequestError if the other parameters exclude every allowed token at the first position."""
     if not sampling.allowed:
         return
     left = int.from_bytes(sampling.allowed, "little")

@@ -29,7 +29,7 @@ from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.page_shift import MovedPages
 from runtime.kv.spec import images_within
 
-# A prompt leaves rows to those behind it that have at most one part in so many of its tokens.
+# A prompt leaves rows to those behind it that have at most 1 / SHORTER of its tokens.
 SHORTER = 4
 
 

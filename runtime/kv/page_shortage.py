@@ -1,4 +1,4 @@
-"""Whether an owner that found too few pages may find enough now."""
+"""Remembers a failed reservation, so that it is not repeated before it can succeed."""
 
 from collections.abc import Sequence
 from operator import ge
@@ -7,10 +7,10 @@ from runtime.kv.page_group import PageGroup, PageKey
 
 
 class PageShortage:
-    """The last owner that could not have the pages that it needs, so that it is not tried in vain.
+    """The last owner for which there were too few pages.
 
-    It is worth another attempt when a page has become available, when a page with which it could
-    begin has been published or evicted, or when it would need fewer pages.
+    Another attempt can succeed once a page has become available, a page that the owner could share
+    has been published or evicted, or the owner would need fewer pages.
     """
 
     def __init__(self, groups: Sequence[PageGroup]) -> None:

@@ -13,7 +13,7 @@ from runtime.errors import UnsupportedModelError
 
 # Rows of weights that are interleaved in tiles.
 TILE_ROWS = 16
-# Rows in planes end at a multiple of so many bytes.
+# The bytes of a row in planes are padded to a multiple of this.
 PLANES_ROW_MULTIPLE = 16
 
 

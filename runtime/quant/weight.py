@@ -99,7 +99,7 @@ class Weight:
 
     @property
     def number_type(self) -> torch.dtype | None:
-        """That of plain numbers; None if the weights are in blocks."""
+        """The type of plain numbers; None if the weights are in blocks."""
         return _PLAIN.get(self.type.name)
 
     @property

@@ -178,8 +178,7 @@ class _HostStep:
     decode: _DecodeStep | None = None
 
 
-# The number of rows, with padding, of a step of this form with so many rows; None if its form makes
-# no difference.
+# From a step's form and rows to its rows with padding; None: the form makes no difference.
 PaddedRows = Callable[[RowForm, int], int | None]
 
 
@@ -190,7 +189,7 @@ def unpadded(form: RowForm, count: int) -> int | None:
 class InputPreparer:
     """Writes plans to a host buffer and uploads them; for CUDA to two pinned buffers in turn.
 
-    room: steps of a form with up to so many rows have their inputs at the same addresses.
+    room: steps of a form with at most this number of rows have their inputs at the same addresses.
     """
 
     def __init__(

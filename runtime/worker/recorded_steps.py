@@ -148,7 +148,7 @@ class RecordedSteps:
         return partial(self._repeated, key, batch, partial(draw, inputs))
 
     def _records(self, steps: _Key) -> bool:
-        """Whether steps with so many rows, padding included, are recorded."""
+        """Whether steps with this number of rows, padding included, are recorded."""
         recordable = self._recordable and steps not in self._refused
         return recordable and self._recorder.rows(steps.form, steps.rows) == steps.rows
 
@@ -182,7 +182,7 @@ class RecordedSteps:
 
     def _refuse_steps(self, key: _Key, error: NotRecordableError) -> None:
         """If steps with other numbers of rows are recorded, the cause is this number, such as the
-        memory that it needs. What prompts lack says nothing about decode steps."""
+        memory that it needs. The failure of a prompt implies nothing about decode steps."""
         if self._recordings or key.form is RowForm.ONE_SPAN:
             self._refused.add(key)
         else:

@@ -76,7 +76,7 @@ Examples:
     "--concurrency",
     type=click.IntRange(1, 10_000),
     help="Maximum concurrent requests; default: 4, or no limit with --rate. With both, requests "
-    "that are due while so many run are sent late, and counted as late.",
+    "that are due while this number runs are sent late, and counted as late.",
 )
 @click.option(
     "--rate",

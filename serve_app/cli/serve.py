@@ -71,9 +71,9 @@ _INNER_PORTS = {
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
 }
-# Others have so many consecutive ports below those that Ray's ingresses and the kernel choose, by
-# the port of the server: Ray opens them many seconds after they are chosen, and meanwhile another
-# server that starts must not choose the same.
+# Servers at other ports use a block of _INNER_BLOCK ports that depends on the server's port, below
+# the ports that Ray's ingresses and the kernel choose. Ray opens them many seconds after they are
+# chosen, and meanwhile another starting server must not choose the same.
 _FIRST_INNER_PORT, _INNER_BLOCK, _INNER_BLOCKS = 20_000, 4, 2_500
 # Ray's default of 15 puts replicas behind all else on the machine, also behind Ray's own processes
 # that start.

@@ -38,8 +38,8 @@ async def any_serves(replicas: Replicas, method: str) -> bool:
 
 
 class Unavailable:
-    """`what` could not be loaded, such as "model 'demo'". `probe`: the method of its deployment
-    that raises an error where that is so.
+    """`what` could not be loaded, such as "model 'demo'". `probe`: a method of its deployment that
+    raises an error in replicas that could not load it.
 
     If the constructor failed without another replica, Serve would retry a few times in a row and
     then give up, and clients would not get the reason.

@@ -53,7 +53,7 @@ class StoredResponses:
         self._processes = processes
 
     async def put(self, tenant: str, stored: StoredResponse) -> bool:
-        """Store a response; whether any process has stored it."""
+        """Store a response. True if at least one process has stored it."""
         try:
             deliver = stored.size <= DELIVERED_BYTES
             return any(await self._answers("put", tenant, stored, deliver=deliver))
@@ -68,7 +68,7 @@ class StoredResponses:
         return _most_complete(await self._answers("conversation", tenant, id, max_bytes))
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete a response; whether any process had it."""
+        """Delete a response. True if at least one process had it."""
         return any(await self._answers("delete", tenant, id, deliver=True))
 
     async def deliver(self) -> None:

@@ -117,8 +117,8 @@ class Replicas:
         await self._calls.await_one()
 
     async def await_late(self, timeout_s: float) -> bool:
-        """Waits until the replicas that hang have executed their calls or are lost; whether that
-        was so within `timeout_s`."""
+        """Waits until the replicas that hang have executed their calls or are lost. False after
+        `timeout_s`."""
         late = [*chain(*self._late.values())]
         return not late or not (await asyncio.wait(late, timeout=timeout_s))[1]
 

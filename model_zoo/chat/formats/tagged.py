@@ -162,7 +162,7 @@ class TaggedReply:
         return (closer,) if late else ()
 
     def _opens_answer(self, scanner: Scanner) -> Steps[bool]:
-        """Consumes the text that encloses the answer, if it follows; whether it does."""
+        """Consumes the text that opens the answer, if it follows. Returns whether it does."""
         opener = self.thinking.answer_open if self.thinking else ""
         if not opener or (yield from scanner.starts_with((opener,))) is None:
             return False

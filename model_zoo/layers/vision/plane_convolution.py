@@ -13,8 +13,8 @@ from runtime.vision.encoder import Pause
 
 
 class PlaneConvolution:
-    """A convolution of `side` x `side` cells, with so many cells of zeros around a view that, with
-    a stride of 1, it keeps its size; `stride` divides it, rounded up. Its matrix is in float32.
+    """A convolution of `side` x `side` cells, with zeros around a view so that a stride of 1 keeps
+    its size; `stride` divides it, rounded up. Its matrix is in float32.
 
     out: elements of a row of the result. row_elements, kept_elements: temporary elements per row of
     the result in a slab, and per row of the batch.

@@ -38,7 +38,7 @@ def add_positions_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> No
 def interpolating(
     table: Tensor, *, mode: str = "bilinear", aligned: bool = False
 ) -> Callable[[int, int], Tensor]:
-    """Interpolates a table [1, hidden, side, side] to rectangles of so many rows and columns."""
+    """A function of rows and columns: the table [1, hidden, side, side] interpolated to these."""
 
     def stretched(rows: int, columns: int) -> Tensor:
         return F.interpolate(table, size=(rows, columns), mode=mode, align_corners=aligned)

@@ -42,7 +42,7 @@ class LineFinish(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class RectangleParts:
     """side: patches along a side of a square. stretched: learned positions [1, hidden, rows,
-    columns] of a rectangle of so many rows and columns. deep: mergers of what the layers with these
+    columns] of a rectangle. deep: mergers of what the layers with these
     indexes return, whose results are concatenated to those of `merger`. finish: if merged rows are
     not yet the features."""
 

@@ -63,8 +63,8 @@ class RectangularVit:
         self._merged = merged
 
     def nbytes(self, rows: int, *following: LayerNeeds) -> int:
-        """Upper bound of the bytes that encoding so many patches takes, result included, and those
-        of the layers that follow, which take slabs of at most as many rows."""
+        """Upper bound of the bytes for encoding `rows` patches, result included, and for the layers
+        that follow, which take slabs of at most as many rows."""
         sizes = self._sizes
         edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
         needs: list[LayerNeeds] = [*self._layers, *following]
