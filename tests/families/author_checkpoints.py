@@ -3,13 +3,24 @@ names and settings of the families' authors."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+# The names of GPT-2, which many families use: of modules, and of settings.
+GPT2_MODULES = {"model": "transformer", "embed_tokens": "wte", "norm": "ln_f", "layers": "h"}
+GPT2_NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
+GPT2_SIZES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def save_internlm2(model: Any, folder: Path) -> None:
@@ -44,10 +55,7 @@ def save_baichuan(model: Any, folder: Path) -> None:
     second = getattr(model.config, "generation", 2) == 2
     settings = {"vocab_size": 125696 if second else 64000}
     tensors = _saved(model, folder, {}, "BaichuanForCausalLM", settings)
-    for layer in range(model.config.num_hidden_layers):
-        prefix = f"model.layers.{layer}.self_attn"
-        parts = [tensors.pop(f"{prefix}.{name}_proj.weight") for name in "qkv"]
-        tensors[f"{prefix}.W_pack.weight"] = torch.cat(parts)
+    _join(tensors, "model.layers", "self_attn", QKV, "self_attn.W_pack")
     save_file(tensors, folder / "model.safetensors")
     if second:
         head = model.lm_head.weight
@@ -75,12 +83,8 @@ def save_orion(model: Any, folder: Path) -> None:
 def save_qwen(model: Any, folder: Path) -> None:
     """A Qwen 2 as Qwen 1."""
     names = {
-        "model": "transformer",
-        "embed_tokens": "wte",
-        "norm": "ln_f",
-        "layers": "h",
-        "input_layernorm": "ln_1",
-        "post_attention_layernorm": "ln_2",
+        **GPT2_MODULES,
+        **GPT2_NORMS,
         "self_attn": "attn",
         "o_proj": "c_proj",
         "gate_proj": "w2",
@@ -94,11 +98,7 @@ def save_qwen(model: Any, folder: Path) -> None:
         "rotary_pct": 1.0,
     }
     tensors = _saved(model, folder, names, "QWenLMHeadModel", settings)
-    for kind in ("weight", "bias"):
-        for layer in range(config.num_hidden_layers):
-            prefix = f"transformer.h.{layer}.attn"
-            parts = [tensors.pop(f"{prefix}.{name}_proj.{kind}") for name in "qkv"]
-            tensors[f"{prefix}.c_attn.{kind}"] = torch.cat(parts)
+    _join(tensors, "transformer.h", "attn", QKV, "attn.c_attn")
     save_file(tensors, folder / "model.safetensors")
     _respell(
         folder,
@@ -138,32 +138,21 @@ def _neighboured(rows: Tensor, size: int) -> Tensor:
 def save_codeshell(model: Any, folder: Path) -> None:
     """A StarCoder 2 as CodeShell."""
     names = {
-        "model": "transformer",
-        "embed_tokens": "wte",
-        "norm": "ln_f",
-        "layers": "h",
-        "input_layernorm": "ln_1",
-        "post_attention_layernorm": "ln_2",
+        **GPT2_MODULES,
+        **GPT2_NORMS,
         "self_attn": "attn",
         "o_proj": "c_proj",
     }
     tensors = _saved(
         model, folder, names, "CodeShellForCausalLM", {"position_embedding_type": "rope"}
     )
-    for kind in ("weight", "bias"):
-        for layer in range(model.config.num_hidden_layers):
-            prefix = f"transformer.h.{layer}.attn"
-            parts = [tensors.pop(f"{prefix}.{name}_proj.{kind}") for name in "qkv"]
-            tensors[f"{prefix}.c_attn.{kind}"] = torch.cat(parts)
+    _join(tensors, "transformer.h", "attn", QKV, "attn.c_attn")
     save_file(tensors, folder / "model.safetensors")
     _respell(
         folder,
-        hidden_size="n_embd",
+        **GPT2_SIZES,
         intermediate_size="n_inner",
-        num_hidden_layers="n_layer",
-        num_attention_heads="n_head",
         num_key_value_heads="num_query_groups",
-        max_position_embeddings="n_positions",
         norm_epsilon="layer_norm_epsilon",
         hidden_act="activation_function",
         sliding_window=None,
@@ -189,14 +178,8 @@ def save_openelm(model: Any, folder: Path) -> None:
     }
     tensors = _saved(model, folder, names, "OpenELMForCausalLM", settings)
     tensors.pop("lm_head.weight", None)
-    for layer in range(config.num_hidden_layers):
-        for module, parts, whole in (
-            ("attn", ("q_proj", "k_proj", "v_proj"), "qkv_proj"),
-            ("ffn", ("gate_proj", "up_proj"), "proj_1"),
-        ):
-            prefix = f"transformer.layers.{layer}.{module}"
-            rows = [tensors.pop(f"{prefix}.{part}.weight") for part in parts]
-            tensors[f"{prefix}.{whole}.weight"] = torch.cat(rows)
+    _join(tensors, "transformer.layers", "attn", QKV, "attn.qkv_proj")
+    _join(tensors, "transformer.layers", "ffn", ("gate_proj", "up_proj"), "ffn.proj_1")
     save_file(tensors, folder / "model.safetensors")
     _respell(
         folder,
@@ -214,25 +197,21 @@ def save_openelm(model: Any, folder: Path) -> None:
 
 def save_jais(model: Any, folder: Path) -> None:
     """A `falling_twins.Jais` as it is published, with transposed matrices."""
-    names = {"model": "transformer", "embed_tokens": "wte", "norm": "ln_f", "layers": "h"}
     settings = {
         "activation_function": "swiglu",
         "position_embedding_type": "alibi",
         "scale_qk_dot_by_d": True,
         "tie_word_embeddings": False,
     }
-    tensors = _saved(model, folder, names, "JAISLMHeadModel", settings)
+    tensors = _saved(model, folder, GPT2_MODULES, "JAISLMHeadModel", settings)
     for name in tensors:
         if name.endswith(".weight") and re.search(r"\.c_\w+\.", name):
             tensors[name] = tensors[name].T.contiguous()
     save_file(tensors, folder / "model.safetensors")
     _respell(
         folder,
-        hidden_size="n_embd",
+        **GPT2_SIZES,
         intermediate_size="n_inner",
-        num_hidden_layers="n_layer",
-        num_attention_heads="n_head",
-        max_position_embeddings="n_positions",
         rms_norm_eps="layer_norm_epsilon",
         num_key_value_heads=None,
         rope_theta=None,
@@ -249,33 +228,20 @@ def save_plm(model: Any, folder: Path) -> None:
 def save_refact(model: Any, folder: Path) -> None:
     """A Llama without rotation and with one key head as Refact."""
     names = {
-        "model": "transformer",
-        "embed_tokens": "wte",
-        "norm": "ln_f",
-        "layers": "h",
-        "input_layernorm": "ln_1",
-        "post_attention_layernorm": "ln_2",
+        **GPT2_MODULES,
+        **GPT2_NORMS,
         "self_attn.q_proj": "attn.q",
         "self_attn.o_proj": "attn.c_proj",
         "down_proj": "c_proj",
     }
     tensors = _saved(model, folder, names, "GPTRefactForCausalLM", {"multi_query": True})
-    for layer in range(model.config.num_hidden_layers):
-        for module, parts, whole in (
-            ("self_attn", ("k_proj", "v_proj"), "attn.kv"),
-            ("mlp", ("gate_proj", "up_proj"), "mlp.gate_up_proj"),
-        ):
-            prefix = f"transformer.h.{layer}"
-            rows = [tensors.pop(f"{prefix}.{module}.{part}.weight") for part in parts]
-            tensors[f"{prefix}.{whole}.weight"] = torch.cat(rows)
+    _join(tensors, "transformer.h", "self_attn", ("k_proj", "v_proj"), "attn.kv")
+    _join(tensors, "transformer.h", "mlp", ("gate_proj", "up_proj"), "mlp.gate_up_proj")
     tensors["ln_f.weight"] = tensors.pop("transformer.ln_f.weight")
     save_file(tensors, folder / "model.safetensors")
     _respell(
         folder,
-        hidden_size="n_embd",
-        num_hidden_layers="n_layer",
-        num_attention_heads="n_head",
-        max_position_embeddings="n_positions",
+        **GPT2_SIZES,
         rms_norm_eps="layer_norm_epsilon",
         num_key_value_heads=None,
         intermediate_size=None,
@@ -287,12 +253,8 @@ def save_refact(model: Any, folder: Path) -> None:
 def save_exaone(model: Any, folder: Path) -> None:
     """A Llama as EXAONE 3.5."""
     names = {
-        "model": "transformer",
-        "embed_tokens": "wte",
-        "norm": "ln_f",
-        "layers": "h",
-        "input_layernorm": "ln_1",
-        "post_attention_layernorm": "ln_2",
+        **GPT2_MODULES,
+        **GPT2_NORMS,
         "self_attn": "attn.attention",
         "o_proj": "out_proj",
         "gate_proj": "c_fc_0",
@@ -359,6 +321,17 @@ def _saved(
             name = re.sub(rf"(?<![^.]){re.escape(old)}(?=\.)", new, name)
         tensors[name] = tensor
     return tensors
+
+
+def _join(
+    tensors: dict[str, Tensor], layers: str, module: str, parts: Sequence[str], whole: str
+) -> None:
+    """Replaces the `parts` of a module of each layer, and their biases if there are any, by their
+    concatenation along the rows."""
+    first = re.compile(rf"({re.escape(layers)}\.\d+)\.{module}\.{parts[0]}\.(\w+)")
+    for prefix, kind in [found.groups() for name in tensors if (found := first.fullmatch(name))]:
+        rows = [tensors.pop(f"{prefix}.{module}.{part}.{kind}") for part in parts]
+        tensors[f"{prefix}.{whole}.{kind}"] = torch.cat(rows)
 
 
 def _respell(folder: Path, **names: str | None) -> None:
