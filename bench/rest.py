@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,21 @@ class Served:
         body = {**_body(prompt, tokens), "stream": True, "stream_options": {"include_usage": True}}
         seen = 0
         async with client.stream("POST", f"{self._url}/v1/completions", json=body) as reply:
-            reply.raise_for_status()
-            async for line in reply.aiter_lines():
-                data = line.removeprefix("data: ")
-                if not data or data == "[DONE]":
-                    continue
-                chunk = json.loads(data)
+            async for chunk in completion_chunks(reply):
                 if any(choice["text"] for choice in chunk["choices"]):
                     clock.saw(sequence, 1)
                     seen += 1
                 elif chunk.get("usage"):
                     clock.saw(sequence, chunk["usage"]["completion_tokens"] - seen)
+
+
+async def completion_chunks(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a streamed completion."""
+    reply.raise_for_status()
+    async for line in reply.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data and data != "[DONE]":
+            yield json.loads(data)
 
 
 def _body(prompt: Sequence[int], tokens: int) -> dict[str, object]:

@@ -2,7 +2,6 @@
 streams."""
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import httpx
 
 from bench.contender import in_turns
 from bench.report import Row
+from bench.rest import completion_chunks
 from bench.server import Server
 from tests.checkout import DEMO_MODEL
 
@@ -113,13 +113,9 @@ async def _answer(
     }
     first, received = 0.0, 0
     async with client.stream("POST", f"{url}/v1/completions", json=body) as reply:
-        reply.raise_for_status()
-        async for line in reply.aiter_lines():
-            data = line.removeprefix("data: ")
-            if not data or data == "[DONE]":
-                continue
+        async for chunk in completion_chunks(reply):
             first = first or time.perf_counter()
-            usage = json.loads(data).get("usage")
+            usage = chunk.get("usage")
             if usage:
                 received = usage["completion_tokens"]
     return first, received
