@@ -9,13 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import yaml
 
+from serve_app.child_process import begin_server
 from serve_app.cli.serve import environment
 from tests.checkout import ROOT
 from tests.loopback import free_port
@@ -55,8 +55,7 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Background jobs of a shell ignore SIGINT, and their children inherit that.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=begin_server,
         )
         self._wait_until_ready(arguments["models"][0]["name"], key)
         self.answered_at = time.time()

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, even if it is killed."""
+"""What child processes do between fork and exec."""
 
 import ctypes
 import signal
@@ -7,6 +7,12 @@ _PR_SET_PDEATHSIG = 1  # in linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Makes the calling process receive SIGTERM when its parent ends. Call it between fork and
-    exec."""
+    """Makes the calling process receive SIGTERM when its parent ends, even if that is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def begin_server() -> None:
+    """As `end_with_parent`. Also lets the calling process be interrupted, although processes that a
+    shell starts in the background ignore SIGINT, and so do their children."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -30,7 +30,7 @@ from serve_app.check import (
     http_options,
     read_config,
 )
-from serve_app.child_process import end_with_parent
+from serve_app.child_process import begin_server
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
@@ -244,7 +244,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C reaches this process only, which passes it on
-            preexec_fn=_prepare_child,
+            preexec_fn=begin_server,
         )
 
         def stop(number: int, frame: object) -> None:
@@ -315,13 +315,6 @@ def _follow(server: subprocess.Popen[bytes], log: LogWriter, report: StartReport
         if report.failed and not stopped:
             stopped = True
             server.send_signal(signal.SIGINT)
-
-
-def _prepare_child() -> None:
-    """The calling process gets SIGTERM when its parent ends, even if that is killed, and heeds
-    interrupts, which processes that a shell starts in the background ignore."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

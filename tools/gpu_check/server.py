@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from bench.chaos.cluster import descendants
-from serve_app.child_process import end_with_parent
+from serve_app.child_process import begin_server
 from serve_app.cli.log_lines import LogLine, parse_line
 from serve_app.cli.serve import environment
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND
@@ -158,7 +158,7 @@ def running_server(models: Sequence[dict[str, Any]]) -> Iterator[Server]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                preexec_fn=_prepare_child,
+                preexec_fn=begin_server,
             )
         server = Server(f"http://127.0.0.1:{port}", folder, process)
         try:
@@ -184,9 +184,3 @@ def _variables(folder: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "32000",
         BINARY_VARIABLE: str(command),
     }
-
-
-def _prepare_child() -> None:
-    """The calling process gets SIGTERM when its parent ends, and heeds interrupts."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
