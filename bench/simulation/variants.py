@@ -29,12 +29,10 @@ def moving_and_staying() -> tuple[Scenario, dict[str, Make]]:
 
 def _contestants(scenario: Scenario) -> Contestants:
     many = scenario.with_ingresses(MANY_INGRESSES)
+    held = PolicyRules(recompute_weight=NEVER, patience_s=NEVER)
     rules = {
-        "`loyalty` 1: the lowest cost for this request alone": PolicyRules(loyalty=1),
-        "`loyalty` 2": PolicyRules(loyalty=2),
-        "`loyalty` 4": PolicyRules(loyalty=4),
-        "`loyalty` 8": PolicyRules(loyalty=8),
-        "a holder of the prefix is always chosen": PolicyRules(loyalty=NEVER, patience_s=NEVER),
+        **{f"`recompute_weight` {n}": PolicyRules(recompute_weight=n) for n in (1, 2, 4, 8)},
+        "a holder of the prefix is always chosen": held,
         "`patience_s` 0": PolicyRules(patience_s=0),
         "`patience_s` 1": PolicyRules(patience_s=1),
         "`samples` 1": PolicyRules(samples=1),

@@ -28,22 +28,22 @@ MAX_QUEUE_POSITIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
-    """Parameters of the policy. bench/RESULTS.md compares other values.
+    """Parameters of the policy. bench/RESULTS.md and bench/NOTES.md compare other values.
 
     `samples`: random candidates besides at most `holders` replicas that hold the longest prefix. A
-    holder is overloaded if another replica would start earlier by more than `patience_s` plus
-    (`loyalty` - 1) times the cost of recomputing the prefix. `running_tokens`: cost of a running
-    sequence in queued tokens. `settle_s`, `settle_token_s`: time, fixed and per prompt token, after
-    which the replica's own report includes a request. `silent_s`: a replica without reports for
-    this long is skipped. `doubt_s`: how long a replica with a broken connection is skipped.
-    `move_s`: a queued request is moved if it starts at least this much earlier and in half the
-    time.
+    holder is overloaded if another replica would start earlier by more than `patience_s`, where the
+    time to recompute the prefix there counts `recompute_weight` times: other requests wait for it
+    too. `running_tokens`: cost of a running sequence in queued tokens. `settle_s`,
+    `settle_token_s`: time, fixed and per prompt token, after which the replica's own report
+    includes a request. `silent_s`: a replica without reports for this long is skipped. `doubt_s`:
+    how long a replica with a broken connection is skipped. `move_s`: a queued request is moved if
+    it starts at least this much earlier and in half the time.
     """
 
     samples: int = 4
     holders: int = 4
     patience_s: float = 0.1
-    loyalty: float = 3.0
+    recompute_weight: float = 3.0
     running_tokens: int = 32
     settle_s: float = 0.1
     settle_token_s: float = 5e-6
@@ -324,7 +324,7 @@ class RoutingPolicy:
     ) -> bool:
         held = self._memory.held_tokens(holder.name, hashes)
         recomputed = max(0, held - self._memory.held_tokens(other.name, hashes))
-        price_s = (self._rules.loyalty - 1) * recomputed / self._speed(other)
+        price_s = (self._rules.recompute_weight - 1) * recomputed / self._speed(other)
         gain_s = self._cost_s(holder, hashes, now) - self._cost_s(other, hashes, now)
         return gain_s > self._rules.patience_s + price_s
 

@@ -74,7 +74,7 @@ def test_another_replica_is_chosen_when_the_holder_is_overloaded():
 
 
 def test_the_holder_is_kept_while_its_queue_costs_less_than_recomputing_the_prefix():
-    """Recomputing 400 tokens takes 0.4 s; with `loyalty` 3 a wait of up to 1.2 s is accepted."""
+    """Recomputing 400 tokens takes 0.4 s, which counts three times: a wait of 1.2 s is accepted."""
     for queued, leaves in ((1100, False), (1300, True)):
         choices = policy(dict.fromkeys(names(3), IDLE))
         holder = choices.choose(prompt("a"), now=0.0)
