@@ -3,21 +3,24 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 
 from model_zoo.registry import load
-from runtime.engine.assembly import assemble
+from runtime.engine.assembly import assemble, plan_engine_memory
 from runtime.engine.engine_options import EngineOptions
 from runtime.host_limits import usable_cpus
 from runtime.kv.cache_types import CacheType
 from serve_app.config.sections import SpeculationSettings
+from tests.families.encoder_configs import ENCODERS
 from tests.gguf_files import rewrite
-from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama
+from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny, write_tiny_llama
 from tests.unit.model_zoo.gguf.gguf_bytes import F32, STRING, Parts, pair, text
 from tests.unit.serve_app.cli.cli_runs import put, run, said
 
@@ -115,6 +118,24 @@ def test_the_memory_shown_with_a_draft_model_is_what_an_engine_reserves(tiny, tm
     assert (reported["draft"]["path"], reported["draft"]["quantization"]) == (str(path), "Q4_0")
     shown = run(*given, "--draft", path).stdout
     assert "draft model    " in shown and "its cache included" in shown
+
+
+def test_the_memory_shown_of_an_encoder_is_for_whole_texts_in_one_step(tmp_path):
+    path, context = tmp_path / "encoder.gguf", 2 * ENGINE_OPTIONS.step_tokens
+    write_tiny(path, ENCODERS["nomic_bert"], maker=AutoModel)
+    long = rewrite(path, tmp_path / "long.gguf", own_keys={"context_length": context})
+    reported = said("show", long, "--device", "cpu", "--slots", 3)["memory"]
+    model = load(long, device=torch.device("cpu"), dtype=torch.float32)
+    torch.set_num_threads(usable_cpus())
+    options = replace(
+        ENGINE_OPTIONS,
+        context_tokens=context,
+        step_tokens=context,
+        kv_dtype=CacheType.FLOAT32,
+    )
+    plan = plan_engine_memory(model.decoder, device=torch.device("cpu"), options=options)
+    assert reported["activation_bytes"] == plan.activation_bytes
+    assert reported["total_bytes"] == plan.reserved_bytes
 
 
 def test_an_unsuitable_draft_model_is_the_reason_why_a_model_is_not_served(tiny, tmp_path):
