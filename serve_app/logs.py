@@ -52,7 +52,7 @@ def get_logger(environment: Mapping[str, str] = os.environ) -> structlog.stdlib.
 class StructuredHandler(logging.Handler):
     """Writes records of `logging` like lines of `get_logger`."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__()
         self._log = get_logger(environment)
 

@@ -24,7 +24,7 @@ def host_page_counts(
     *,
     device: torch.device,
     budget_bytes: int | None,
-    machine_ranks: int = 1,
+    machine_ranks: int,
 ) -> tuple[int, ...]:
     """Number of host pages of each cache group: as many as fit in `budget_bytes`, in proportion to
     the device's `pages`. `budget_bytes` None: some GiB for a CUDA device; nothing for a CPU, whose

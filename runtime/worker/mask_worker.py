@@ -110,7 +110,7 @@ class MaskWorker:
     """
 
     def __init__(
-        self, *, rows: int, vocab_size: int, device: torch.device, waits: bool = False
+        self, *, rows: int, vocab_size: int, device: torch.device, waits: bool
     ) -> None:
         self._words, self._waits = -(-vocab_size // _BITS), waits
         self._tables = [_Table(rows, self._words, device) for _ in range(2)]

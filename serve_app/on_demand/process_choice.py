@@ -11,8 +11,8 @@ def choose_process(
     reports: Sequence[PoolReport],
     model: ListedModel,
     *,
-    avoid: frozenset[str] = frozenset(),
-    unable: frozenset[str] = frozenset(),
+    avoid: frozenset[str],
+    unable: frozenset[str],
 ) -> PoolReport:
     """Chooses among processes that can load the model (at least one).
 

@@ -54,9 +54,9 @@ class PoolEncoder:
         *,
         tower: bytes,
         device: torch.device,
-        rules: PoolRules | None = None,
+        rules: PoolRules,
     ) -> None:
-        self._rules = rules or PoolRules()
+        self._rules = rules
         self.limits = limits
         self._ranking = EncoderRanking(source)
         self._client = FeatureClient(
