@@ -30,8 +30,8 @@ may pass 100%. "decision": CPU time of choosing, of this code on this machine. O
 seed each: differences of a few percent mean nothing."""
 VARIANTS = """\
 Ours, with 8 ingresses and other parameters or without a part. The defaults of `PolicyRules` are:
-`samples` 4, `holders` 4, `patience_s` 0.1, `recompute_weight` 3, `running_tokens` 32, `settle_s`
-0.1."""
+`samples` 4, `holders` 4, `patience_s` 0.1, `recompute_weight` 3, `running_tokens` 32,
+`report_lag_s` 0.1."""
 MOVING = """\
 Moving queued requests (the last rows of each table) matters only when replicas join an overloaded
 deployment. There, each figure the mean over {count} traces, it lowers the mean time to first token

@@ -41,8 +41,8 @@ def _contestants(scenario: Scenario) -> Contestants:
         "`holders` 1": PolicyRules(holders=1),
         "`running_tokens` 0": PolicyRules(running_tokens=0),
         "`running_tokens` 128": PolicyRules(running_tokens=128),
-        "`settle_s` 0": PolicyRules(settle_s=0, settle_token_s=0),
-        "`settle_s` 1": PolicyRules(settle_s=1),
+        "`report_lag_s` 0": PolicyRules(report_lag_s=0, report_lag_token_s=0),
+        "`report_lag_s` 1": PolicyRules(report_lag_s=1),
     }
     found: Contestants = {f"{OURS}": (many, _ours())}
     found |= {name: (many, _ours(each)) for name, each in rules.items()}

@@ -33,8 +33,8 @@ class PolicyRules:
     `samples`: random candidates besides at most `holders` replicas that hold the longest prefix. A
     holder is overloaded if another replica would start earlier by more than `patience_s`, where the
     time to recompute the prefix there counts `recompute_weight` times: other requests wait for it
-    too. `running_tokens`: cost of a running sequence in queued tokens. `settle_s`,
-    `settle_token_s`: time, fixed and per prompt token, after which the replica's own report
+    too. `running_tokens`: cost of a running sequence in queued tokens. `report_lag_s`,
+    `report_lag_token_s`: time, fixed and per prompt token, after which the replica's own report
     includes a request. `silent_s`: a replica without reports for this long is skipped. `doubt_s`:
     how long a replica with a broken connection is skipped. `move_s`: a queued request is moved if
     it starts at least this much earlier and in half the time.
@@ -45,8 +45,8 @@ class PolicyRules:
     patience_s: float = 0.1
     recompute_weight: float = 3.0
     running_tokens: int = 32
-    settle_s: float = 0.1
-    settle_token_s: float = 5e-6
+    report_lag_s: float = 0.1
+    report_lag_token_s: float = 5e-6
     silent_s: float = 5.0
     doubt_s: float = 5.0
     move_s: float = 1.0
@@ -114,7 +114,7 @@ class _Replica:
         self.load, self.reported_at, self.doubted_until = load, now, 0.0
         while self.assigned:
             at, tokens = self.assigned[0]
-            if at + rules.settle_s + rules.settle_token_s * tokens > now:
+            if at + rules.report_lag_s + rules.report_lag_token_s * tokens > now:
                 return
             self.assigned.popleft()
             self.assigned_tokens -= tokens
