@@ -24,7 +24,7 @@ from serve_app.api.anthropic_blocks import (
 )
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.anthropic_tools import DeclaredTool, functions_of, left_out, toolsets_of
-from serve_app.api.chat_task import chat_task
+from serve_app.api.chat_task import chat_task, with_budget
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.output_forms import schema_format
 from serve_app.api.reply import Reply, WholeEncoder, WholeReply
@@ -136,7 +136,7 @@ class AnthropicMessages:
         output, (tools, calls) = _output(body), await self._tools(request, body)
         prompt = await self._conversation(request, body, model, tools)
         if _INTERLEAVED not in ",".join(request.headers.getlist("anthropic-beta")):
-            _check_budget(prompt.thinking_budget, options)
+            _check_budget(_budget(body), options)
         task = chat_task(request, model, options, prompt, output=output, calls=calls)
         own = options.stop if body.stop_sequences is not None else None
         shown = body.thinking is None or body.thinking.display != "omitted"
@@ -155,10 +155,12 @@ class AnthropicMessages:
         body = await self.bodies.read(MessagesBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
         tools, _ = await self._tools(request, body)
+        prompt = await self._conversation(request, body, model, tools)
+        options = Options(thinking_token_budget=_budget(body)).over(model.options)
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
-            await self._conversation(request, body, model, tools),
+            with_budget(prompt, options),
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )
@@ -188,7 +190,6 @@ class AnthropicMessages:
             tools=tools,
             thinking_optional=True,
             reply=ReplyStart.CONTINUED if continued else ReplyStart.NEW,
-            thinking_budget=_budget(body),
         )
 
 
@@ -217,6 +218,7 @@ def _configured(body: MessagesBody, model: ServedModel) -> Options:
         **values,  # type: ignore[arg-type]
         num_predict=int(number("max_tokens", most, BOUNDS["num_predict"])),
         stop=None if stop is None else stop_strings(stop, noun="field", name="stop_sequences"),
+        thinking_token_budget=_budget(body),
     )
     return given.over(model.options.over(OLLAMA_DEFAULTS))
 

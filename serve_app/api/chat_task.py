@@ -2,6 +2,7 @@
 
 import uuid
 
+import msgspec
 from starlette.requests import Request
 
 from model_zoo.grammars.constraint import CallRule, OutputForm
@@ -9,7 +10,7 @@ from serve_app.api.access import is_traced
 from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Options
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.messages.tasks import ChatTask, PromptSource
+from serve_app.messages.tasks import ChatTask, Conversation, PromptSource
 
 
 def chat_task(
@@ -28,7 +29,7 @@ def chat_task(
     return ChatTask(
         id=uuid.uuid4().hex,
         model=model.name,
-        prompt=prompt,
+        prompt=with_budget(prompt, options),
         sampling=options.sampling(logprobs=logprobs),
         max_tokens=options.max_tokens,
         stop=options.stop or (),
@@ -39,3 +40,13 @@ def chat_task(
         calls=calls,
         trace=is_traced(request),
     )
+
+
+def with_budget(prompt: PromptSource, options: Options) -> PromptSource:
+    """The prompt with the thinking budget of the options, if it is a conversation. With a budget of
+    0, the template is to switch thinking off."""
+    budget = options.thinking_token_budget
+    if not isinstance(prompt, Conversation) or budget is None or budget < 0:
+        return prompt
+    thinking = prompt.thinking if budget else False
+    return msgspec.structs.replace(prompt, thinking_budget=budget, thinking=thinking)

@@ -17,7 +17,7 @@ from model_zoo.multimodal.image_tags import image_places, with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
-from serve_app.api.chat_task import chat_task
+from serve_app.api.chat_task import chat_task, with_budget
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import JSON_LINES, json_line
 from serve_app.api.openai import ROLES_BY_NAME, logprob_entry
@@ -30,7 +30,7 @@ from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import Tool, checked_arguments, declared, strict_names
 from serve_app.config.keep_alive import keep_alive_s
-from serve_app.config.options import OLLAMA_DEFAULTS
+from serve_app.config.options import OLLAMA_DEFAULTS, Options
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
@@ -137,7 +137,8 @@ class OllamaChat:
         if not body.messages:
             return self._loaded(model, body, encoder, tenant_id(request))
         unread = await self.bodies.convert(request, _unread_images, body.messages, self.images)
-        task = dataclasses.replace(self._task(model, body, request), calls=calls)
+        options = self._options(model, body)
+        task = dataclasses.replace(_task(request, model, options, body), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
         prompt = Conversation(
             messages,
@@ -146,7 +147,7 @@ class OllamaChat:
             default_template=DEFAULT_TEMPLATE,
             reply=_reply(messages),
         )
-        return self._reply(task, body, prompt, encoder)
+        return self._reply(task, body, with_budget(prompt, options), encoder)
 
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
@@ -159,9 +160,10 @@ class OllamaChat:
         if not body.prompt and not body.images:
             return self._loaded(model, body, encoder, tenant_id(request))
         await self.bodies.convert(request, self._check_count, body.prompt, body.images)
-        task = self._task(model, body, request)
+        options = self._options(model, body)
+        task = _task(request, model, options, body)
         prompt = await self._prompt(request, model, body)
-        return self._reply(task, body, prompt, encoder)
+        return self._reply(task, body, with_budget(prompt, options), encoder)
 
     def _check_count(self, text: str, images: list[str]) -> None:
         self.images.check_count(image_places(text, len(images)))
@@ -220,20 +222,8 @@ class OllamaChat:
             default_template=DEFAULT_TEMPLATE,
         )
 
-    def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:
-        """The task without its prompt. Everything that can be refused is checked before images are
-        read.
-        """
-        options = self.bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
-        logprobs = body.top_logprobs if body.logprobs else None
-        form = ollama_form(body.format)
-        return dataclasses.replace(
-            chat_task(request, model, options, NOTHING, logprobs=logprobs, output=form),
-            prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
-            keep_alive_s=keep_alive_s(body.keep_alive),
-            truncation=_truncation(body, options.num_keep),
-            shift_keep=_keep(options.num_keep) if body.shift else None,
-        )
+    def _options(self, model: ServedModel, body: _Generation) -> Options:
+        return self.bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
 
     def _reply(
         self, task: ChatTask, body: _Generation, prompt: PromptSource, encoder: "NativeEncoder"
@@ -241,6 +231,20 @@ class OllamaChat:
         task = dataclasses.replace(task, prompt=prompt)
         encoder.model = body.model
         return Reply(self.backend.generate(task), encoder, stream=body.stream)
+
+
+def _task(request: Request, model: ServedModel, options: Options, body: _Generation) -> ChatTask:
+    """The task without its prompt. Everything that can be refused is checked before images are
+    read."""
+    logprobs = body.top_logprobs if body.logprobs else None
+    form = ollama_form(body.format)
+    return dataclasses.replace(
+        chat_task(request, model, options, NOTHING, logprobs=logprobs, output=form),
+        prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
+        keep_alive_s=keep_alive_s(body.keep_alive),
+        truncation=_truncation(body, options.num_keep),
+        shift_keep=_keep(options.num_keep) if body.shift else None,
+    )
 
 
 class NativeEncoder:

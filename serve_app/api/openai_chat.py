@@ -51,7 +51,7 @@ from serve_app.api.thinking_fields import ThinkingFields
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import decoded_arguments
 from serve_app.api.vllm_extras import with_extras
-from serve_app.config.options import OPENAI_BOUNDS, number
+from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.messages.tasks import ChatDelta, Conversation, TokenLogprob
 
@@ -162,6 +162,7 @@ class OpenAIChat:
         body = await self.bodies.read(ChatCompletionBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
+        options = Options(thinking_token_budget=body.budget_wanted).over(options)
         count = choice_count("n", body.n)
         choice, output = openai_choice(body.tool_choice), body.output_form()
         given = () if choice.names == () else body.tools
@@ -184,7 +185,6 @@ class OpenAIChat:
             variables=variables,
             tools=tools,
             reply=reply,
-            thinking_budget=body.budget_wanted,
             budget_message=body.reasoning_budget_message,
         )
         task = openai_task(
@@ -200,7 +200,7 @@ class OpenAIChat:
             usage_wanted=body.usage_wanted,
             continuous_usage=body.continuous_usage,
         )
-        deltas = generate_choices(self.backend, choice_tasks(task, [prompt], count), count)
+        deltas = generate_choices(self.backend, choice_tasks(task, [task.prompt], count), count)
         return Reply(deltas, encoder, stream=body.stream)
 
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from model_zoo.chat.messages import Message
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.access import allowed_models
+from serve_app.api.chat_task import with_budget
 from serve_app.api.fields import MAX_ITEMS, BodyReader, query_integer
 from serve_app.api.offered_tools import OfferedTools
 from serve_app.api.openai import error_body, openai_task
@@ -89,7 +90,7 @@ class OpenAIResponses:
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
-            asked.prompt,
+            with_budget(asked.prompt, model.options),
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )

@@ -48,24 +48,21 @@ class ThinkingFields(Body):
 
     @property
     def budget_wanted(self) -> int | None:
-        """The thinking budget in tokens; None (or -1 in the request): no limit. Raises
-        RequestError if the request uses several names of the field."""
+        """The thinking budget in tokens; -1: no limit; None: not given. Raises RequestError if the
+        request uses several names of the field."""
         given = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(given) > 1:
             first, second = list(given)[:2]
             raise RequestError(f'fields "{first}" and "{second}" mean the same; give one of them')
         for name, value in given.items():
-            budget = int(number(name, value, OPENAI_BOUNDS["thinking_token_budget"]))
-            return None if budget < 0 else budget
+            return int(number(name, value, OPENAI_BOUNDS["thinking_token_budget"]))
         return None
 
     @property
     def thinking_wanted(self) -> bool | str | None:
-        """Whether and how much to think: not at all with a budget of 0; otherwise
-        `reasoning.effort`, or else `reasoning_effort`."""
+        """Whether and how much to think: `reasoning.effort`, or else `reasoning_effort`."""
         effort = self.reasoning.effort
-        thinking = thinking_for(self.reasoning_effort if effort is None else effort)
-        return False if self.budget_wanted == 0 else thinking
+        return thinking_for(self.reasoning_effort if effort is None else effort)
 
 
 def thinking_for(effort: str | None) -> bool | str | None:

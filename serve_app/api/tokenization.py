@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
+from serve_app.api.chat_task import with_budget
 from serve_app.api.custom_tools import ChatCompletionTool, declared_tools
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import error_body
@@ -116,7 +117,7 @@ class Tokenization:
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
-            prompt,
+            with_budget(prompt, model.options),
             vocabulary_wanted,
             model.options.num_ctx,
             tenant=tenant_id(request),

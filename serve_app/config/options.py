@@ -26,7 +26,7 @@ class Options:
     `num_predict` below 1: limited by the context only. `num_keep`: number of tokens at the
     beginning that are kept when a prompt is truncated or the context shifts; below 0: as many as
     possible. `num_ctx` is at least 1. `seed` -1: random. `repeat_last_n` -1: the whole sequence.
-    `top_k` 0 or -1: all tokens.
+    `top_k` 0 or -1: all tokens. `thinking_token_budget` -1: no limit.
     """
 
     temperature: float | None = None
@@ -53,6 +53,7 @@ class Options:
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: tuple[str, ...] | None = None
+    thinking_token_budget: int | None = None
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
@@ -129,6 +130,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "num_predict": Bounds(int, -2, LONGEST),
     "num_keep": Bounds(int, -SEED_LIMIT, LONGEST),
     "num_ctx": Bounds(int, -1, LONGEST),
+    "thinking_token_budget": Bounds(int, 0, LONGEST, unlimited=True),
     **CHAIN_BOUNDS,
 }
 # The keys of `general.sampling` by the names of options.
@@ -152,7 +154,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "max_tokens": Bounds(int, 1, LONGEST, unlimited=True),
     "max_completion_tokens": Bounds(int, 1, LONGEST, unlimited=True),
     "min_tokens": Bounds(int, 0, LONGEST),
-    "thinking_token_budget": Bounds(int, 0, LONGEST, unlimited=True),
+    "thinking_token_budget": BOUNDS["thinking_token_budget"],
     "priority": Bounds(int, -1000, 1000),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),

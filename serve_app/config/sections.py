@@ -201,8 +201,8 @@ class EngineSettings(Section):
     trace_bytes: int = Field(default=64 * 2**20, ge=2**16)
     """Limit of a file of traces; a full file replaces its predecessor."""
     defaults: dict[str, Any] = Field(default_factory=dict)
-    """Default options of requests, by Ollama's names (`temperature`, `top_k`, `num_predict`,
-    ...)."""
+    """Default options of requests, by Ollama's names (`temperature`, `top_k`, `num_predict`, ...),
+    and `thinking_token_budget`, the tokens of thinking."""
 
     @model_validator(mode="after")
     def _traceable(self) -> Self:

@@ -59,3 +59,48 @@ def test_unsupported_parameters_are_logged_and_the_others_kept() -> None:
     options, refused = served_options({**raw, "stop": ["a", "b"]})
     assert options == Options(temperature=0, stop=("a", "b"))
     assert [reason.split('"')[1] for reason in refused] == ["tfs_z", "repeat_penalty", "unheard_of"]
+
+
+MESSAGES = {**CHAT, "max_tokens": 5}
+# A request of each protocol, and the same with a thinking budget of its own, if it has one.
+BUDGETED = [
+    ("/api/chat", CHAT, {**CHAT, "options": {"thinking_token_budget": 3}}),
+    (
+        "/api/generate",
+        {"model": "demo", "prompt": "hi"},
+        {"model": "demo", "prompt": "hi", "options": {"thinking_token_budget": 3}},
+    ),
+    ("/v1/chat/completions", CHAT, {**CHAT, "thinking_budget": 3}),
+    ("/v1/messages", MESSAGES, {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 3}}),
+    ("/v1/responses", {"model": "demo", "input": "hi"}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "plain", "own"), BUDGETED, ids=[each[0] for each in BUDGETED])
+async def test_a_model_has_a_thinking_budget_of_its_own(path, plain, own) -> None:
+    replica = PretendReplica()
+    options, _ = served_options({"thinking_token_budget": 40})  # of a Modelfile
+    async with http_client(replica, options=options) as http:
+        for body in filter(None, (plain, own)):
+            assert (await http.post(path, json=body)).status_code == 200
+    budgets = [task.prompt.thinking_budget for task in replica.tasks]
+    assert budgets == ([40] if own is None else [40, 3])
+
+
+async def test_a_request_lifts_the_thinking_budget_of_its_model() -> None:
+    replica = PretendReplica()
+    async with http_client(replica, options=Options(thinking_token_budget=40)) as http:
+        await http.post("/v1/chat/completions", json={**CHAT, "thinking_token_budget": -1})
+        await http.post("/api/chat", json={**CHAT, "options": {"thinking_token_budget": -1}})
+    assert [task.prompt.thinking_budget for task in replica.tasks] == [None, None]
+
+
+async def test_the_template_sees_the_budget_of_the_model_where_tokens_are_counted() -> None:
+    replica = PretendReplica()
+    async with http_client(replica, options=Options(thinking_token_budget=0)) as http:
+        await http.post("/v1/messages/count_tokens", json=CHAT)
+        await http.post("/v1/responses/input_tokens", json={"model": "demo", "input": "hi"})
+        await http.post("/tokenize", json=CHAT)
+        await http.post("/api/chat", json=CHAT)
+    prompts = [task.prompt for task in replica.tasks]
+    assert [(prompt.thinking_budget, prompt.thinking) for prompt in prompts] == [(0, False)] * 4
