@@ -33,7 +33,8 @@ class CallRule:
     `tools`: names of the tools that it may call; `strict`: names of those whose arguments must
     follow their schemas (otherwise they may be any JSON object). `required`: the reply must consist
     of calls. `parallel`: it may have several calls. `field`: the field of the request, for errors.
-    `inputs`: names of strict custom tools and the forms of their inputs.
+    `inputs`: names of strict custom tools and the forms of their inputs. `schemas`: the names of
+    strict tools, each with the field of the request that has its schema, for errors.
     """
 
     tools: tuple[str, ...]
@@ -42,3 +43,7 @@ class CallRule:
     parallel: bool
     field: str
     inputs: tuple[tuple[str, OutputForm], ...] = ()
+    schemas: tuple[tuple[str, str], ...] = ()
+
+    def schema_field(self, tool: str) -> str:
+        return dict(self.schemas).get(tool, "tools")

@@ -274,7 +274,12 @@ def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | N
     choice = tool_choice.ToolChoice(names, required=kind != "auto")
     strict = [tool.name for tool in body.tools if tool.strict and tool.name is not None]
     parallel = not given.disable_parallel_tool_use
-    return tools, tool_choice.call_rule(tools, choice, strict=strict, parallel=parallel)
+    schemas = {
+        each.name: f"tools[{n}].input_schema" for n, each in enumerate(body.tools) if each.name
+    }
+    return tools, tool_choice.call_rule(
+        tools, choice, strict=strict, parallel=parallel, schemas=schemas
+    )
 
 
 def _unread_messages(body: MessagesBody) -> list[UnreadMessage]:

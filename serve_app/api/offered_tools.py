@@ -85,6 +85,11 @@ class OfferedTools:
         strict = (each for each in self.placed if each.tool.strict or _type(each).strict)
         return [each.full_name for each in strict]
 
+    def schema_fields(self) -> dict[str, str]:
+        """The fields of the request with the schemas of the tools that have one, by name."""
+        given = (each for each in self.placed if each.tool.parameters)
+        return {each.full_name: f"{each.place}.parameters" for each in given}
+
     def inputs(self) -> dict[str, OutputForm]:
         """The grammars of custom tools that have one, by name."""
         custom = (each for each in self.placed if each.tool.type == "custom")

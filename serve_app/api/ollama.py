@@ -28,7 +28,7 @@ from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, ImageTotal, UnreadImage
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
-from serve_app.api.tools import Tool, checked_arguments, declared, strict_names
+from serve_app.api.tools import Tool, checked_arguments, declared, schema_fields, strict_names
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS, Options
 from serve_app.gateway.allowed_models import AllowedModels
@@ -131,7 +131,13 @@ class OllamaChat:
         choice = openai_choice(body.tool_choice)
         given = () if choice.names == () else body.tools
         tools = await self.bodies.convert(request, declared, given)
-        calls = call_rule(tools, choice, strict=strict_names(body.tools), parallel=True)
+        calls = call_rule(
+            tools,
+            choice,
+            strict=strict_names(body.tools),
+            parallel=True,
+            schemas=schema_fields([tool.function for tool in body.tools]),
+        )
         encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:

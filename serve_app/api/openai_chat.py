@@ -49,7 +49,7 @@ from serve_app.api.request_images import ImageReader, UnreadImage, UnreadMessage
 from serve_app.api.tenant import tenant_id
 from serve_app.api.thinking_fields import ThinkingFields
 from serve_app.api.tool_choice import call_rule, openai_choice
-from serve_app.api.tools import decoded_arguments
+from serve_app.api.tools import decoded_arguments, schema_fields
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.backend import ChatBackend
@@ -172,6 +172,7 @@ class OpenAIChat:
             choice,
             strict=strict_tools(given),
             parallel=body.parallel_tool_calls,
+            schemas=schema_fields([tool.function for tool in given]),
             inputs=input_forms(given),
         )
         tenant = tenant_id(request)

@@ -160,6 +160,7 @@ class ResponsesBody(Body):
             responses_choice(self.tool_choice),
             strict=offered.strict(),
             parallel=self.parallel_tool_calls,
+            schemas=offered.schema_fields(),
             inputs=offered.inputs(),
         )
 

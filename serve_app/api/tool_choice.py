@@ -59,16 +59,18 @@ def call_rule(
     *,
     strict: Sequence[str],
     parallel: bool,
+    schemas: Mapping[str, str] | None = None,
     inputs: Mapping[str, OutputForm] | None = None,
 ) -> CallRule | None:
     """The rule for calls of `tools`; None if nothing has to be enforced.
 
     `strict`: the names of tools whose calls must follow their schemas even if the model decides
-    whether to call. `inputs`: the forms of the inputs of custom tools, which are strict. Raises
+    whether to call. `schemas`: the fields of the request that have the schemas of tools, by name,
+    for errors. `inputs`: the forms of the inputs of custom tools, which are strict. Raises
     RequestError for choices of tools that are not declared.
     """
     # Dictionaries are sets in order.
-    declared = dict.fromkeys(tool["function"]["name"] for tool in tools)
+    declared = dict.fromkeys(map(_name, tools))
     names = declared if choice.names is None else dict.fromkeys(choice.names)
     for name in names:
         if name not in declared:
@@ -78,24 +80,35 @@ def call_rule(
             )
     if choice.required and not names:
         raise RequestError(f'field "{choice.field}" requires a call, but "tools" declares no tool')
-    inputs = inputs or {}
+    inputs, schemas = inputs or {}, schemas or {}
     strict = (*strict, *inputs)
     held = names if choice.required else {name: None for name in strict if name in names}
     limited = len(names) < len(declared)
     if not names or not (held or limited or not parallel):
         return None
+    _check_schemas({name: tool for tool in tools if (name := _name(tool)) in held}, schemas)
+    field = choice.field if choice.required or limited else "tools"
+    forms = tuple((name, inputs[name]) for name in held if name in inputs)
+    fields = tuple((name, schemas[name]) for name in held if name in schemas)
+    return CallRule(tuple(names), tuple(held), choice.required, parallel, field, forms, fields)
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"]["name"])
+
+
+def _check_schemas(tools: Mapping[str, Tool], fields: Mapping[str, str]) -> None:
     parts = 0
-    for index, tool in enumerate(tools):
-        if tool["function"]["name"] in held:
-            parts += check_references(f"tools[{index}]", tool["function"]["parameters"])
+    for name, tool in tools.items():
+        try:
+            parts += check_references(fields.get(name, "tools"), tool["function"]["parameters"])
+        except RequestError as error:
+            raise RequestError(f'tool "{name}": {error}') from None
         if parts > MAX_PARTS:
             raise RequestError(
                 f'field "tools" has schemas with more than {MAX_PARTS:,} parts in all, those that '
                 "are repeated counted each time. Simplify them."
             )
-    field = choice.field if choice.required or limited else "tools"
-    forms = tuple((name, inputs[name]) for name in held if name in inputs)
-    return CallRule(tuple(names), tuple(held), choice.required, parallel, field, forms)
 
 
 def _allowed(index: int, tool: Any) -> str:

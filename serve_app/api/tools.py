@@ -45,6 +45,15 @@ def strict_names(tools: list[Tool]) -> tuple[str, ...]:
     return tuple(tool.function.name for tool in tools if tool.function.strict)
 
 
+def schema_fields(functions: Sequence[Function | None]) -> dict[str, str]:
+    """The fields with the schemas of the functions of `tools`, by name; None: another tool."""
+    return {
+        each.name: f"tools[{index}].function.parameters"
+        for index, each in enumerate(functions)
+        if each is not None
+    }
+
+
 def described(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
     """The functions of the field `tools` as templates read them. Raises RequestError for names that
     occur twice and for oversized schemas."""

@@ -110,14 +110,10 @@ class ReplyForms:
                 form=prompt.call_form,
             )
         except UnwritableArguments as error:
-            index = next(
-                index
-                for index, tool in enumerate(source.tools)
-                if tool["function"]["name"] == error.tool
-            )
+            field = "tools" if task.calls is None else task.calls.schema_field(error.tool)
             raise RequestError(
-                f'field "tools[{index}]" cannot be enforced at "{error.pointer}" in the form of '
-                f'this model\'s calls ("{reply_format.name}"): {error.reason}'
+                f'tool "{error.tool}": field "{field}" cannot be enforced at "{error.pointer}" in '
+                f'the form of this model\'s calls ("{reply_format.name}"): {error.reason}'
             ) from None
 
 
@@ -185,17 +181,20 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
     """Raises RequestError for a schema that is not valid."""
     arguments: dict[str, Any] = {}
     inputs = dict(rule.inputs)
-    for index, tool in enumerate(prompt.tools):
+    for tool in prompt.tools:
         name = tool["function"]["name"]
         if name not in rule.tools:
             continue
         arguments[name] = {"type": "object"}
         if name in rule.strict:
-            parameters, field = tool["function"]["parameters"], f"tools[{index}]"
+            parameters, field = tool["function"]["parameters"], rule.schema_field(name)
             if name in inputs:
                 parameters, field = _of_input(inputs[name]), inputs[name].field
             source = json.dumps({**parameters, "type": "object"})
-            _checked(OutputForm(OutputKind.JSON_SCHEMA, source, field))
+            try:
+                _checked(OutputForm(OutputKind.JSON_SCHEMA, source, field))
+            except RequestError as error:
+                raise RequestError(f'tool "{name}": {error}') from None
             arguments[name] = {**(simplified(parameters) or parameters), "type": "object"}
     return AllowedCalls(arguments, required=rule.required, parallel=rule.parallel)
 

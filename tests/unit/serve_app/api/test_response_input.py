@@ -113,6 +113,7 @@ async def test_input_items_reach_the_template_as_messages(given, messages):
     assert list(prompt.messages) == [Message("system", "Hello."), *messages]
 
 
+STRAY = TOOL | {"strict": True, "parameters": {"$ref": "https://example.org/schema"}}
 BAD = [
     ({"model": ""}, "model is required"),
     ({"input": None}, 'field "input" is required'),
@@ -174,6 +175,10 @@ BAD = [
     ),
     ({"tools": [TOOL | {"name": "a b"}]}, 'field "tools[0].name" must match'),
     ({"tools": [TOOL, TOOL]}, 'field "tools" has the name "weather" twice'),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "tools": [STRAY]}]},
+        'tool "n.weather": field "tools[0].tools[0].parameters": "$ref" at ""',
+    ),
     ({"metadata": {str(n): "" for n in range(17)}}, 'field "metadata" has more than 16 entries'),
     ({"metadata": {"k": "v" * 513}}, 'field "metadata" has a key of more than 64'),
     ({"metadata": {"k": 1}}, 'field "metadata.k" must be'),

@@ -346,6 +346,10 @@ async def test_the_effort_reaches_the_template(effort, thinking):
     assert (await task_of(reasoning={"effort": effort})).prompt.thinking == thinking
 
 
+# The fields of the schemas of two tools.
+SCHEMAS = (("weather", "tools[0].parameters"), ("time", "tools[1].parameters"))
+
+
 async def test_tool_choice_none_hides_the_tools():
     assert (await task_of(tools=[TOOL], tool_choice="none")).prompt.tools == ()
     (tool,) = (await task_of(tools=[TOOL])).prompt.tools
@@ -356,8 +360,13 @@ async def test_tool_choice_none_hides_the_tools():
     ("given", "rule"),
     [
         ("auto", None),
-        ("required", CallRule(("weather", "time"), ("weather", "time"), True, True, "tool_choice")),
-        (NAMED, CallRule(("weather",), ("weather",), True, True, "tool_choice")),
+        (
+            "required",
+            CallRule(
+                ("weather", "time"), ("weather", "time"), True, True, "tool_choice", (), SCHEMAS
+            ),
+        ),
+        (NAMED, CallRule(("weather",), ("weather",), True, True, "tool_choice", (), SCHEMAS[:1])),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]},
             CallRule(("weather",), (), False, True, "tool_choice"),
@@ -376,7 +385,9 @@ async def test_a_tool_choice_reaches_the_replica_and_is_shown(given, rule):
 async def test_strict_tools_and_single_calls_are_a_rule():
     tools = [TOOL | {"strict": True}, TOOL | {"name": "time"}]
     task = await task_of(tools=tools, parallel_tool_calls=False)
-    assert task.calls == CallRule(("weather", "time"), ("weather",), False, False, "tools")
+    assert task.calls == CallRule(
+        ("weather", "time"), ("weather",), False, False, "tools", (), SCHEMAS[:1]
+    )
 
 
 @pytest.mark.parametrize(

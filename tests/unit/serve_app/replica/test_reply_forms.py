@@ -227,8 +227,10 @@ async def test_what_cannot_be_compiled_is_refused(replica, kind, source, message
 
 async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> None:
     bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {"pattern": "a"}}}}
-    rule = CallRule(("f",), ("f",), required=True, parallel=False, field="tool_choice")
-    with pytest.raises(RequestError, match=r'field "tools\[1\]" cannot be compiled: .*not'):
+    schemas = (("f", "tools[1].input_schema"),)
+    rule = CallRule(("f",), ("f",), True, False, "tool_choice", schemas=schemas)
+    named = r'tool "f": field "tools\[1\].input_schema" cannot be compiled: .*not'
+    with pytest.raises(RequestError, match=named):
         await answer_of(replica, asked(None, tools=(ADD, bad), calls=rule))
 
 
@@ -298,12 +300,21 @@ async def test_what_a_familys_form_of_calls_cannot_express_is_refused_with_its_p
     template, schema, place, reason
 ) -> None:
     forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
-    rule = CallRule(("f",), ("f",), required=True, parallel=True, field="tool_choice")
+    rule = CallRule(
+        ("f",),
+        ("f",),
+        required=True,
+        parallel=True,
+        field="tool_choice",
+        schemas=(("f", "input[3].tools[0].parameters"),),
+    )
     parameters = {"properties": schema, "required": [*schema]}
     task = asked(None, tools=(ADD, tool("f", parameters)), calls=rule)
     with pytest.raises(RequestError) as raised:
         await forms.grammar(task, prompt)
-    assert str(raised.value).startswith(f'field "tools[1]" cannot be enforced at "{place}" in')
+    assert str(raised.value).startswith(
+        f'tool "f": field "input[3].tools[0].parameters" cannot be enforced at "{place}" in'
+    )
     assert reason in str(raised.value)
     forms.close()
 
