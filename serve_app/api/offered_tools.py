@@ -3,14 +3,14 @@
 `TYPES` has the types of tools that are served. Clients execute the calls.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
 from serve_app.api.custom_tools import function_of, input_form
-from serve_app.api.fields import MAX_ITEMS, check_count
+from serve_app.api.fields import check_count
 from serve_app.api.reply_reader import Call
 from serve_app.api.responses_calls import CUSTOM, FUNCTION, CallKind
 from serve_app.api.responses_parts import Item
@@ -119,8 +119,9 @@ def call_item(tool: PlacedTool | None, call: Call) -> tuple[CallKind, Item]:
     return kind, item | fields
 
 
-def responses_choice(value: Any) -> ToolChoice:
-    """The choice in the field `tool_choice`, which nests less than that of chat completions."""
+def responses_choice(value: Any, dropped: Set[str] = frozenset()) -> ToolChoice:
+    """The choice in the field `tool_choice`, which nests less than that of chat completions.
+    `dropped`: the types of tools that are left out; among allowed tools they are ignored."""
     match value:
         case None | "auto" | "none" | "required":
             return openai_choice(value)
@@ -128,9 +129,13 @@ def responses_choice(value: Any) -> ToolChoice:
             "type": "allowed_tools",
             "mode": ("auto" | "required") as mode,
             "tools": [*tools],
-        } if all(names := [_chosen(tool) for tool in tools[: MAX_ITEMS + 1]]):
+        }:
             check_count("tool_choice.tools", tools)
-            return ToolChoice(tuple(filter(None, names)), required=mode == "required")
+            names = [_chosen(tool) for tool in tools if not _is_of(tool, dropped)]
+            if all(names):
+                return ToolChoice(tuple(filter(None, names)), required=mode == "required")
+        case {"type": str(kind)} if kind in dropped:
+            raise RequestError(f'field "tool_choice" is of type "{kind[:80]}", which is not served')
     name = _chosen(value)
     if name is not None:
         return ToolChoice((name,), required=True)
@@ -166,11 +171,11 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def shown_choice(value: Any) -> Any:
+def shown_choice(value: Any, dropped: Set[str] = frozenset()) -> Any:
     """`tool_choice` as the response object repeats it: the fields that `responses_choice` reads."""
     if isinstance(value, str):
         return value
-    choice = responses_choice(value)
+    choice = responses_choice(value, dropped)
     if choice.names is None:
         return "auto"
     if value["type"] != "allowed_tools":
@@ -178,7 +183,7 @@ def shown_choice(value: Any) -> Any:
     return {
         "type": "allowed_tools",
         "mode": value["mode"],
-        "tools": [_reference(tool) for tool in value["tools"]],
+        "tools": [_reference(tool) for tool in value["tools"] if not _is_of(tool, dropped)],
     }
 
 
@@ -188,8 +193,7 @@ def _elsewhere(placed: PlacedTool) -> bool:
     tool = placed.tool
     if isinstance(tool, ResponseTool) and tool.type == "tool_search":
         return tool.execution != "client"
-    elsewhere = ("web_search", "web_search_preview", "image_generation")
-    return placed.namespace is None and tool.type in elsewhere
+    return placed.namespace is None and tool.type.startswith(("web_search", "image_generation"))
 
 
 def _as_found(placed: PlacedTool) -> PlacedTool:
@@ -198,6 +202,13 @@ def _as_found(placed: PlacedTool) -> PlacedTool:
     tool = placed.tool
     alone = placed.namespace is None and tool.type in ("function", "custom")
     return replace(placed, namespace=placed.name) if alone and tool.defer_loading else placed
+
+
+def _is_of(tool: Any, kinds: Set[str]) -> bool:
+    match tool:
+        case {"type": str(kind)}:
+            return kind in kinds
+    return False
 
 
 def _chosen(tool: Any) -> str | None:

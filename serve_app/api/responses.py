@@ -135,11 +135,12 @@ class OpenAIResponses:
         placed = await self.bodies.convert(request, _placed, earlier, items)
         offered = await self.bodies.convert(request, body.offered, placed)
         tools = await self.bodies.convert(request, offered.functions)
+        choice = await self.bodies.convert(request, body.choice)
         unread = await self.bodies.convert(request, _unread_messages, body.instructions, placed)
         if body.truncation == "auto":
             unread = self.images.recent(unread)
         messages = await self.images.messages(model, unread, tenant=tenant)
-        tools = () if body.tool_choice == "none" else tools
+        tools = () if choice.names == () else tools
         return _Asked(Conversation(messages, thinking, tools=tools), items, offered)
 
     def _storing(

@@ -19,7 +19,7 @@ from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
 from serve_app.api.responses_input import DECLARING, PlacedItem, image_bytes
 from serve_app.api.responses_tools import ResponseTool, placed_tools, tools_in
-from serve_app.api.tool_choice import call_rule
+from serve_app.api.tool_choice import ToolChoice, call_rule
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
 
@@ -138,6 +138,10 @@ class ResponsesBody(Body):
             raise RequestError(f'field "top_logprobs" needs "{LOGPROBS}" in "include"')
         return top if LOGPROBS in self.include else None
 
+    def choice(self) -> ToolChoice:
+        """How the model may call tools; names of none: it must not call any."""
+        return responses_choice(self.tool_choice, self.left_out())
+
     def left_out(self) -> set[str]:
         """The types of the tools that are left out."""
         return {tool.type for tool in left_out(self.tools)}
@@ -157,7 +161,7 @@ class ResponsesBody(Body):
         """How the model may call `tools`: the functions of `offered`, or none."""
         return call_rule(
             tools,
-            responses_choice(self.tool_choice),
+            self.choice(),
             strict=offered.strict(),
             parallel=self.parallel_tool_calls,
             schemas=offered.schema_fields(),
@@ -184,7 +188,7 @@ class ResponsesBody(Body):
             "store": self.store,
             "temperature": options.temperature,
             "text": {"format": _shown_format(self.text.format)},
-            "tool_choice": shown_choice(self.tool_choice),
+            "tool_choice": shown_choice(self.tool_choice, self.left_out()),
             "tools": shown_tools(self.tools),
             "top_logprobs": self.top_logprobs or 0,
             "top_p": options.top_p,

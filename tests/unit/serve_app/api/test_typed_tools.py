@@ -13,7 +13,7 @@ from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from serve_app.api.offered_tools import TYPES, OfferedTools
 from serve_app.api.responses_tools import ResponseTool, ShellEnvironment, ShellSkill
-from serve_app.messages.tasks import ReplyOpening
+from serve_app.messages.tasks import Conversation, ReplyOpening
 from tests.unit.serve_app.api.test_responses import (
     PICTURE,
     SEEING,
@@ -299,6 +299,33 @@ async def test_tools_that_a_search_has_found_can_be_called() -> None:
     names = [tool["function"]["name"] for tool in task.prompt.tools]
     assert names == ["tool_search", "weather", "sky.weather", "shell"]
     assert [message.role for message in task.prompt.messages] == ["user", "assistant", "tool"]
+
+
+HOSTED = [{"type": "web_search_2025_08_26"}, {"type": "image_generation"}]
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [*tools]}
+
+
+async def test_allowed_tools_may_name_types_that_are_left_out() -> None:
+    replica = PretendReplica()
+    named = {"type": "function", "name": TOOL["name"]}
+    given: dict[str, Any] = {"tools": [TOOL, SEARCH, *HOSTED]}
+    reply = await post(replica, **given, tool_choice=allowed("required", named, *HOSTED))
+    rule = replica.tasks[0].calls
+    assert rule is not None and (rule.tools, rule.required) == ((TOOL["name"],), True)
+    assert reply.json()["tool_choice"] == allowed("required", named)
+    # No other tool may be called instead.
+    assert (await post(replica, **given, tool_choice=allowed("auto", *HOSTED))).status_code == 200
+    assert isinstance(prompt := replica.tasks[1].prompt, Conversation) and prompt.tools == ()
+    for choice, message in [
+        (allowed("required", *HOSTED), '"tool_choice" requires a call'),
+        (allowed("auto", {"type": "file_search"}), 'field "tool_choice" must be'),
+        (HOSTED[1], 'field "tool_choice" is of type "image_generation", which is not served'),
+    ]:
+        refused = await post(**given, tool_choice=choice)
+        assert message in refused.json()["error"]["message"]
 
 
 async def test_a_search_on_openais_servers_is_left_out_because_all_tools_are_shown() -> None:
