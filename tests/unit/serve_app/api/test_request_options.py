@@ -2,10 +2,12 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import pytest
 
 from serve_app.config.options import Options, served_options
+from serve_app.messages.tasks import ChatTask, Conversation
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client
 
 OWN = Options(temperature=0.25, top_k=7, stop=("<end>",))
@@ -61,6 +63,11 @@ def test_unsupported_parameters_are_logged_and_the_others_kept() -> None:
     assert [reason.split('"')[1] for reason in refused] == ["tfs_z", "repeat_penalty", "unheard_of"]
 
 
+def _budget(task: ChatTask) -> int | None:
+    assert isinstance(task.prompt, Conversation)
+    return task.prompt.thinking_budget
+
+
 MESSAGES = {**CHAT, "max_tokens": 5}
 # A request of each protocol, and the same with a thinking budget of its own, if it has one.
 BUDGETED = [
@@ -83,7 +90,7 @@ async def test_a_model_has_a_thinking_budget_of_its_own(path, plain, own) -> Non
     async with http_client(replica, options=options) as http:
         for body in filter(None, (plain, own)):
             assert (await http.post(path, json=body)).status_code == 200
-    budgets = [task.prompt.thinking_budget for task in replica.tasks]
+    budgets = [_budget(task) for task in replica.tasks]
     assert budgets == ([40] if own is None else [40, 3])
 
 
@@ -92,7 +99,7 @@ async def test_a_request_lifts_the_thinking_budget_of_its_model() -> None:
     async with http_client(replica, options=Options(thinking_token_budget=40)) as http:
         await http.post("/v1/chat/completions", json={**CHAT, "thinking_token_budget": -1})
         await http.post("/api/chat", json={**CHAT, "options": {"thinking_token_budget": -1}})
-    assert [task.prompt.thinking_budget for task in replica.tasks] == [None, None]
+    assert [_budget(task) for task in replica.tasks] == [None, None]
 
 
 async def test_the_template_sees_the_budget_of_the_model_where_tokens_are_counted() -> None:
@@ -102,5 +109,5 @@ async def test_the_template_sees_the_budget_of_the_model_where_tokens_are_counte
         await http.post("/v1/responses/input_tokens", json={"model": "demo", "input": "hi"})
         await http.post("/tokenize", json=CHAT)
         await http.post("/api/chat", json=CHAT)
-    prompts = [task.prompt for task in replica.tasks]
+    prompts: list[Any] = [task.prompt for task in replica.tasks]
     assert [(prompt.thinking_budget, prompt.thinking) for prompt in prompts] == [(0, False)] * 4
