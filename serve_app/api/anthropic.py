@@ -13,17 +13,22 @@ from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
 from serve_app.api import tool_choice
 from serve_app.api.access import allowed_models
-from serve_app.api.anthropic_blocks import (
-    BLOCK,
-    SHOWN,
-    blocks_of,
-    image_bytes,
-    messages_of,
-    one_of,
-    system_text,
-)
+from serve_app.api.anthropic_blocks import SHOWN, image_bytes, one_of, system_text
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
-from serve_app.api.anthropic_tools import DeclaredTool, functions_of, left_out, toolsets_of
+from serve_app.api.anthropic_tools import (
+    DeclaredTool,
+    OfferedTool,
+    functions_of,
+    left_out,
+    toolsets_of,
+)
+from serve_app.api.anthropic_turns import (
+    EFFORTS,
+    Turn,
+    effort_of,
+    offered_tools,
+    unread_messages_of,
+)
 from serve_app.api.chat_task import chat_task, with_budget
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.output_forms import schema_format
@@ -45,8 +50,6 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask
 
-# As in Ollama, "xhigh" means the same as "high".
-EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 # "between_tools": off, except for progress reports, which no supported model writes.
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
 # With this beta header, which agents send, a budget is that of several answers with calls between
@@ -54,15 +57,6 @@ THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools
 _INTERLEAVED = "interleaved-thinking"
 # "updates", of the beta endpoint, shows the thinking as "summarized" does.
 DISPLAYS = ("summarized", "omitted", "updates")
-
-
-class Turn(Body):
-    role: str
-    content: Annotated[str | Items[Any], Objects(BLOCK)]
-
-    @property
-    def blocks(self) -> list[Any]:
-        return blocks_of(self.content)
 
 
 class RequestedChoice(Body):
@@ -133,7 +127,8 @@ class AnthropicMessages:
         body = await self.bodies.read(MessagesBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
         options = _configured(body, model)
-        output, (tools, calls) = _output(body), await self._tools(request, body)
+        offered = await self._offered(request, body)
+        output, (tools, calls) = _output(body), await self._tools(request, body, offered)
         prompt = await self._conversation(request, body, model, tools)
         if _INTERLEAVED not in ",".join(request.headers.getlist("anthropic-beta")):
             _check_budget(_budget(body), options)
@@ -146,7 +141,7 @@ class AnthropicMessages:
             own or (),
             max_tokens=options.max_tokens,
             shows_thinking=shown,
-            toolsets=toolsets_of(body.tools),
+            toolsets=toolsets_of(offered),
         )
         return Reply(self.backend.generate(task), encoder, stream=body.stream)
 
@@ -154,7 +149,7 @@ class AnthropicMessages:
         """The tokens of the prompt that the same request to /v1/messages would have."""
         body = await self.bodies.read(MessagesBody, request)
         model = await self.backend.served(body.model, allowed_models(request))
-        tools, _ = await self._tools(request, body)
+        tools, _ = await self._tools(request, body, await self._offered(request, body))
         prompt = await self._conversation(request, body, model, tools)
         options = Options(thinking_token_budget=_budget(body)).over(model.options)
         task = PromptTask(
@@ -166,12 +161,16 @@ class AnthropicMessages:
         )
         return WholeReply(self.backend.generate(task), _COUNT)
 
-    async def _tools(
-        self, request: Request, body: MessagesBody
-    ) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
-        for kind in left_out(body.tools):
+    async def _offered(self, request: Request, body: MessagesBody) -> list[OfferedTool]:
+        offered = await self.bodies.convert(request, offered_tools, body.tools, body.messages)
+        for kind in left_out(offered):
             self.bodies.leave_out(f"tools[].type: {kind}")
-        return await self.bodies.convert(request, _tools, body)
+        return offered
+
+    async def _tools(
+        self, request: Request, body: MessagesBody, offered: list[OfferedTool]
+    ) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
+        return await self.bodies.convert(request, _tools, body, offered)
 
     async def _conversation(
         self,
@@ -180,10 +179,10 @@ class AnthropicMessages:
         model: ServedModel,
         tools: tuple[dict[str, Any], ...],
     ) -> Conversation:
-        thinking = _thinking(body)
+        thinking = await self.bodies.convert(request, _thinking, body)
         unread = await self.bodies.convert(request, _unread_messages, body)
         messages = await self.images.messages(model, unread, tenant=tenant_id(request))
-        continued = body.messages[-1].role == "assistant"
+        continued = messages[-1].role == "assistant"
         return Conversation(
             messages,
             thinking,
@@ -232,6 +231,7 @@ def _thinking(body: MessagesBody) -> bool | str | None:
     effort = None if body.output_config is None else body.output_config.effort
     if effort is not None:
         effort = EFFORTS[one_of("output_config.effort", effort, EFFORTS)]
+    effort = effort_of(body.messages) or effort
     return effort if settled is None else settled
 
 
@@ -261,9 +261,11 @@ def _output(body: MessagesBody) -> OutputForm | None:
     return schema_format("output_format", body.output_format)
 
 
-def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
-    """The declared tools, unless the request forbids their use, and how to call them."""
-    tools = described(functions_of(body.tools))
+def _tools(
+    body: MessagesBody, offered: list[OfferedTool]
+) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
+    """The offered tools, unless the request forbids their use, and how to call them."""
+    tools = described(functions_of(offered))
     given = body.tool_choice or RequestedChoice(type="auto")
     kind = one_of("tool_choice.type", given.type, ("auto", "any", "tool", "none"))
     if kind == "none":
@@ -272,22 +274,22 @@ def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | N
         raise RequestError('field "tool_choice.name" is required')
     names = None if given.name is None or kind != "tool" else (given.name,)
     choice = tool_choice.ToolChoice(names, required=kind != "auto")
-    strict = [tool.name for tool in body.tools if tool.strict and tool.name is not None]
+    named = {each.tool.name: each for each in offered if each.tool.name is not None}
+    strict = [name for name, each in named.items() if each.tool.strict]
+    schemas = {name: f"{each.place}.input_schema" for name, each in named.items()}
     parallel = not given.disable_parallel_tool_use
-    schemas = {
-        each.name: f"tools[{n}].input_schema" for n, each in enumerate(body.tools) if each.name
-    }
     return tools, tool_choice.call_rule(
         tools, choice, strict=strict, parallel=parallel, schemas=schemas
     )
 
 
 def _unread_messages(body: MessagesBody) -> list[UnreadMessage]:
-    """The conversation; each tool result is a message of its own."""
+    """The conversation with the system prompt; each tool result is a message of its own."""
     if not body.messages:
         raise RequestError("messages is required")
     system = system_text(body.system)
     unread = [UnreadMessage.of(Message("system"), system)] if system else []
-    for index, turn in enumerate(body.messages):
-        unread += messages_of(f"messages[{index}]", turn.role, turn.content)
-    return unread
+    turns = unread_messages_of(body.messages)
+    if not turns:
+        raise RequestError('field "messages" has no message that the model sees')
+    return [*unread, *turns]

@@ -7,6 +7,8 @@ from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.anthropic_browser import FIELDS as BROWSER_FIELDS
 from serve_app.api.anthropic_browser import browser_state
+from serve_app.api.anthropic_results import FIELDS as RESULT_FIELDS
+from serve_app.api.anthropic_results import RESULTS, result_text
 from serve_app.api.anthropic_tools import member_name
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.refusals import UnservedFieldError
@@ -16,10 +18,18 @@ from serve_app.api.tools import checked_arguments
 # Claude Code begins the system prompt with a line for Anthropic's servers. In many versions it has
 # a hash of the request, so that no prompt would have a cached prefix.
 _ATTRIBUTION = "x-anthropic-billing-header:"
+# Calls of tools, some of which ran on Anthropic's servers, with their results in the same turn.
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+# Blocks that change the offered tools; see `anthropic_turns`.
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
 _BLOCKS = {
     "user": ("text", "image", "document", "search_result", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "assistant": (
+        *("text", "thinking", "redacted_thinking", "fallback", "mcp_tool_listing"),
+        *_CALLS,
+        *RESULTS,
+    ),
+    "system": ("text", *_TOOL_CHANGES),
 }
 _RESULTS = ("text", "image", "document", "search_result", "tool_reference", "browser_state")
 # Fields of content blocks. Those of `_MARKED` have no effect.
@@ -39,8 +49,9 @@ SHOWN: dict[str, Any] = {
 BLOCK: dict[str, Any] = {
     **SHOWN,
     **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
-    "toolset_name": {},
-    "content": {**SHOWN, **BROWSER_FIELDS},
+    **{name: {} for name in ("toolset_name", "server_name", "mcp_server_name")},
+    **{name: {} for name in ("tool", "tools", "to", "trigger")},
+    "content": {**SHOWN, **BROWSER_FIELDS, **RESULT_FIELDS, "content": {**_PART, **RESULT_FIELDS}},
 }
 
 
@@ -51,10 +62,11 @@ def messages_of(place: str, role: str, content: str | list[Any]) -> list[UnreadM
     for index, block in enumerate(blocks):
         check_type(f"{place_of_blocks}[{index}]", block, types)
     if role == "assistant":
-        return [_assistant(place_of_blocks, blocks)]
+        return [*_assistant(place_of_blocks, blocks)]
     if role == "system":
-        text = "".join(_texts(place_of_blocks, content))
-        return [UnreadMessage.of(Message("system"), text)]
+        shown = [each for each in blocks if each["type"] not in _TOOL_CHANGES]
+        text = "".join(_texts(place_of_blocks, shown))
+        return [UnreadMessage.of(Message("system"), text)] if text else []
     return [*_user(place_of_blocks, blocks)]
 
 
@@ -96,20 +108,36 @@ def _user(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
         yield UnreadMessage.of(Message("user"), joined(_parts(rest)))
 
 
-def _assistant(place: str, blocks: list[Any]) -> UnreadMessage:
-    """The message of an assistant's blocks. Redacted thinking, which only Anthropic can decrypt, is
-    ignored."""
-    text = thinking = ""
-    calls = []
+def _assistant(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
+    """The message of an assistant's blocks; after a result of Anthropic's servers, which is a
+    message of its own, another one. Redacted thinking, which only Anthropic can decrypt, is
+    ignored, as are blocks that only clients read."""
+    begun: list[tuple[str, Any]] = []
     for index, block in enumerate(blocks):
         each = f"{place}[{index}]"
+        if block["type"] not in RESULTS:
+            begun.append((each, block))
+            continue
+        if begun:
+            yield _said(begun)
+            begun = []
+        result = Message("tool", tool_call_id=string(each, block, "tool_use_id"))
+        yield UnreadMessage.of(result, result_text(block.get("content") or ""))
+    if begun or not blocks:
+        yield _said(begun)
+
+
+def _said(placed: list[tuple[str, Any]]) -> UnreadMessage:
+    text = thinking = ""
+    calls = []
+    for place, block in placed:
         match block["type"]:
             case "text":
-                text += string(each, block, "text")
+                text += string(place, block, "text")
             case "thinking":
-                thinking += string(each, block, "thinking")
-            case "tool_use":
-                calls.append(_call(each, block))
+                thinking += string(place, block, "thinking")
+            case kind if kind in _CALLS:
+                calls.append(_call(place, block))
     return UnreadMessage.of(
         Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text
     )

@@ -5,6 +5,7 @@ functions that represent it, with the parameters that Anthropic documents.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,8 @@ from serve_app.api.anthropic_toolsets import (
 from serve_app.api.fields import Body, harmless
 from serve_app.api.tools import NAME, Function
 
-# Prefixes of the types of searches for tools, which Anthropic's servers execute.
-_SEARCHES = ("tool_search_tool_regex", "tool_search_tool_bm25")
+# Prefixes of the types of tools that Anthropic's servers execute.
+_ELSEWHERE = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
 
 
 class ToolSettings(Body):
@@ -61,13 +62,21 @@ class DeclaredTool(Body):
     configs: dict[str, ToolSettings | None] = Field(default_factory=dict)
 
 
-def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool with its place in the request."""
+
+    place: str
+    tool: DeclaredTool
+
+
+def functions_of(tools: Sequence[OfferedTool]) -> list[Function]:
     """The functions that represent the tools. Raises RequestError for types that are not served and
     for missing fields."""
     found: list[Function] = []
     dropped = left_out(tools)
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
+    for each in tools:
+        place, tool = each.place, each.tool
         if tool.type in dropped:
             continue
         if tool.type not in TYPES:
@@ -76,12 +85,12 @@ def functions_of(tools: Sequence[DeclaredTool]) -> list[Function]:
     return found
 
 
-def left_out(tools: Sequence[DeclaredTool]) -> set[str]:
-    """The types of the tools that are left out: searches for tools, if there are other tools. The
-    model sees all of these, so it needs no search."""
-    types = {tool.type for tool in tools}
-    searches = {kind for kind in types if kind.startswith(_SEARCHES)}
-    return searches if searches < types else set()
+def left_out(tools: Sequence[OfferedTool]) -> set[str]:
+    """The types of the tools that are left out: those of Anthropic's servers, if there are other
+    tools. The model sees all of these, so it needs no search for them."""
+    types = {each.tool.type for each in tools}
+    elsewhere = {kind for kind in types if kind.startswith(_ELSEWHERE)}
+    return elsewhere if elsewhere < types else set()
 
 
 def member_name(toolset: str, name: str) -> str:
@@ -89,13 +98,13 @@ def member_name(toolset: str, name: str) -> str:
     return f"{toolset}.{name}"
 
 
-def toolsets_of(tools: Sequence[DeclaredTool]) -> dict[str, str]:
+def toolsets_of(tools: Sequence[OfferedTool]) -> dict[str, str]:
     """The name of the toolset for each function that represents a tool of one."""
     return {
         member_name(toolset.name, name): toolset.name
-        for tool in tools
-        if (toolset := TOOLSETS.get(tool.type)) is not None
-        for name in _enabled(toolset, tool)
+        for each in tools
+        if (toolset := TOOLSETS.get(each.tool.type)) is not None
+        for name in _enabled(toolset, each.tool)
     }
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from model_zoo.grammars.constraint import CallRule
-from serve_app.api.anthropic_tools import DeclaredTool, functions_of
+from serve_app.api.anthropic_tools import DeclaredTool, OfferedTool, functions_of
 from serve_app.api.offered_tools import OfferedTools
 from serve_app.api.responses_tools import ResponseTool
 from serve_app.api.tools import described
@@ -27,7 +27,7 @@ TEMPLATES = ("tools <tool_call>", CODER, "tools <|tool_list_start|>", "<|channel
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_the_parameters_can_be_enforced(template: str) -> None:
     typed = [ResponseTool(type=kind) for kind in RESPONSES]
-    declared = functions_of([DeclaredTool(**each) for each in ANTHROPIC])
+    declared = functions_of([OfferedTool("tools[0]", DeclaredTool(**each)) for each in ANTHROPIC])
     tools = OfferedTools.of(typed, []).functions() + described(declared)
     names = tuple(tool["function"]["name"] for tool in tools)
     forms = forms_of(ByteTokenizer())
