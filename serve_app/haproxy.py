@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serve_app.haproxy_supervisor import supervise
+from serve_app.temporary_folders import hold
 
 COMMAND = "caravan-haproxy"
 HEADER_TIMEOUT_S = 30
@@ -49,8 +50,9 @@ IPV6_VARIABLE = "CARAVAN_HAPROXY_IPV6"  # of any text
 CLIENT_HEADER = "x-caravan-client"
 SECRET_HEADER = "x-caravan-proxy"
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+CONFIG_VARIABLE = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 PATH_VARIABLES = (
-    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC",
+    CONFIG_VARIABLE,
     "RAY_SERVE_HAPROXY_SOCKET_PATH",
     "RAY_SERVE_HAPROXY_SERVER_STATE_BASE",
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE",
@@ -143,6 +145,7 @@ def main() -> None:
     binary = _haproxy()
     if config is None or _IN_FOREGROUND not in arguments:
         os.execv(binary, [binary, *arguments])
+    hold(config.parent)
     sys.exit(supervise(binary, arguments, config))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from runtime.errors import ConfigurationError
 from runtime.home_directory import expanded
-from serve_app.cli.temporary_folders import temporary_folder
 from serve_app.haproxy import UnsafeError, take_directory
+from serve_app.temporary_folders import temporary_folder
 
 # Ray adds "/ray/", the name of a session of up to 42 bytes and "/sockets/plasma_store".
 LONGEST_OF_RAY = 107 - 68

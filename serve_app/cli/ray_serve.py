@@ -6,6 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+from serve_app.haproxy import CONFIG_VARIABLE
+from serve_app.temporary_folders import hold
+
 CODE = Path(__file__).parents[2]
 
 
@@ -13,6 +16,10 @@ def main() -> None:
     # Ray puts this folder first into the import path of its workers, and has no setting for it. The
     # processes stay in the working directory, because paths of models may be relative.
     os.path.curdir = str(CODE)
+    # If `caravan serve` is killed, this process still ends the others in order, and Ray's processes
+    # use the folder of HAProxy until then.
+    if config := os.environ.get(CONFIG_VARIABLE):
+        hold(Path(config).parent)
     from ray.serve.scripts import cli
 
     atexit.register(_end_undisturbed)  # called before the hook of Ray's import

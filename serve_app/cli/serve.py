@@ -38,11 +38,17 @@ from serve_app.cli.ray_folders import haproxy_folder, ray_folder, ray_token
 from serve_app.cli.ray_serve import CODE
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.shared_options import without_models
-from serve_app.cli.temporary_folders import temporary_folder
 from serve_app.cli.terminal import harmless
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
-from serve_app.haproxy import BINARY_VARIABLE, COMMAND, IPV6_VARIABLE, SECRET_VARIABLE
+from serve_app.haproxy import (
+    BINARY_VARIABLE,
+    COMMAND,
+    CONFIG_VARIABLE,
+    IPV6_VARIABLE,
+    SECRET_VARIABLE,
+)
+from serve_app.temporary_folders import temporary_folder
 
 # Ray's default would be the working directory.
 _CODE = ("--app-dir", CODE)
@@ -160,7 +166,7 @@ def environment(own: Mapping[str, str], port: int, files: Path) -> dict[str, str
     ports = {name: str(_free_port(port)) for name, port in inner if name not in own}
     made = {
         BINARY_VARIABLE: str(_haproxy_command()),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{files}/haproxy.cfg",
+        CONFIG_VARIABLE: f"{files}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{files}/admin.sock",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{files}/metrics.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),

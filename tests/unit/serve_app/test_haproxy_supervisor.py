@@ -25,6 +25,7 @@ from serve_app.haproxy_supervisor import (
     SupervisorFiles,
     planned,
 )
+from serve_app.temporary_folders import temporary_folder
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.proxy_configs import proxy_config
 
@@ -142,6 +143,17 @@ async def test_an_open_answer_outlives_a_reload_and_then_its_haproxy_ends(api):
             assert await old.wait() == 0
         left = {path.name for path in Path(api.config_file_path).parent.iterdir()}
         assert not {f"haproxy.cfg.{old.pid}", f"admin.{old.pid}"} & left
+
+
+async def test_its_folder_stays_although_the_server_that_made_it_was_killed(api, short_path):
+    directory = Path(api.config_file_path).parent
+    directory.mkdir(exist_ok=True)
+    (directory / "caravan-in-use").touch()
+    async with started(api):
+        with temporary_folder(directory.name, within=short_path):
+            assert (directory / "haproxy.cfg").exists()
+    with temporary_folder(directory.name, within=short_path):
+        assert not directory.exists()
 
 
 async def test_without_its_supervisor_haproxy_ends(api):

@@ -1,15 +1,15 @@
-"""Temporary folders of a process; if it is killed, a later process removes them."""
+"""Temporary folders. If all processes that use one are killed, a later process removes it."""
 
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# In a folder, a file that its process locks (flock). Its name tells these folders from those of
-# other programs with the same prefix.
+# In a folder, a file on which each process that uses it has a shared lock (flock). Its name tells
+# these folders from those of other programs with the same prefix.
 _LOCK = "caravan-in-use"
 
 
@@ -24,13 +24,21 @@ def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Pat
         tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name,
         Path(name, f"{_LOCK}.new").open("x") as lock,
     ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         Path(lock.name).rename(Path(name, _LOCK))  # so others never see it unlocked
         yield Path(name)
 
 
+def hold(folder: Path) -> None:
+    """Keeps a temporary folder of another process until this one ends. Other folders need nothing
+    that keeps them."""
+    with suppress(OSError):
+        # Never closed, so that the lock ends with the process. Children do not inherit it.
+        fcntl.flock(os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_SH)
+
+
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user whose lock file no process holds locked. Without the file, it
+    """Removes a folder of this user whose lock file no process has locked. Without the file, it
     stays."""
     with ExitStack() as opened:
         try:
