@@ -25,6 +25,7 @@ from serve_app.api.responses_body import ResponsesBody
 from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.responses_input import (
     PlacedItem,
+    left_out,
     new_response_id,
     read_items,
     unread_messages_of,
@@ -125,6 +126,8 @@ class OpenAIResponses:
         body.check()
         for kind in await self.bodies.convert(request, body.left_out):
             self.bodies.leave_out(f"tools[].type: {kind}")
+        for kind in await self.bodies.convert(request, left_out, body.input):
+            self.bodies.leave_out(f"input[].type: {kind}")
 
     async def _asked(self, request: Request, body: ResponsesBody, model: ServedModel) -> "_Asked":
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)

@@ -26,6 +26,9 @@ _TOKEN_BYTES = 16
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
 # The types of items that declare tools.
 DECLARING = ("tool_search_output", "additional_tools")
+# The types of items of OpenAI's tools that have nothing for the model to read: what a search found
+# is only in the text that follows, and an image is not shown.
+LEFT_OUT = ("web_search_call", "image_generation_call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,16 @@ def read_items(given: str | list[Any]) -> list[Item]:
     return [_item(f"input[{index}]", raw) for index, raw in enumerate(given)]
 
 
+def left_out(given: str | list[Any]) -> set[str]:
+    """The types of the items of the field `input` that are left out of the prompt."""
+    types = [] if isinstance(given, str) else [each["type"] for each in given if _is_typed(each)]
+    return {*types}.intersection(LEFT_OUT)
+
+
+def _is_typed(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("type"), str)
+
+
 def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
     """The messages. Consecutive reasoning, texts and calls of the assistant form one message; one
     that has text and no calls continues only with calls."""
@@ -86,7 +99,7 @@ def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
         called = kind in CALLS
         if called:
             calls[item["id"]] = item.get("call_id")
-        if kind == "additional_tools":  # of the request; items may declare more
+        if kind == "additional_tools" or kind in LEFT_OUT:  # `OfferedTools` reads the tools
             continue
         by_assistant = called or kind == "reasoning" or item.get("role") == "assistant"
         if not by_assistant or (turn.complete and not called):
@@ -188,6 +201,19 @@ def _additional_tools(place: str, raw: Item) -> Item:
     return {"role": "developer", "tools": raw["tools"]}
 
 
+def _search(place: str, raw: Item) -> Item:
+    """The search without what was found."""
+    action = raw.get("action")
+    given = action if isinstance(action, dict) else {}
+    names = ("type", "query", "url", "pattern")
+    kept = {name: given[name] for name in names if isinstance(given.get(name), str)}
+    return {"status": "completed", "action": {"type": "search", **kept}}
+
+
+def _image_generation(place: str, raw: Item) -> Item:
+    return {"status": "completed", "result": None}
+
+
 def _reference(place: str, raw: Item) -> Item:
     string(place, raw, "id")
     return {}
@@ -199,6 +225,8 @@ _READERS: dict[str, tuple[str, Callable[[str, Item], Item]]] = {
     "reasoning": ("rs", _reasoning),
     "item_reference": ("ref", _reference),
     "additional_tools": ("at", _additional_tools),
+    "web_search_call": ("ws", _search),
+    "image_generation_call": ("ig", _image_generation),
     **{kind.call: (kind.prefix, partial(_call, kind)) for kind in KINDS},
     **{kind.output: (kind.output_prefix, kind.read_output) for kind in KINDS},
 }

@@ -13,6 +13,7 @@ from tests.unit.serve_app.api.test_anthropic import IMAGE, USER, asked, task_of
 from tests.unit.serve_app.api.test_responses import SEEING, URL, events
 from tests.unit.serve_app.api.test_responses import post as posted
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, anthropic_client, openai_client
+from tests.unit.serve_app.responses.fake_processes import one_process
 
 TAGS = ReplyOpening(format_of("tools <tool_call>"))
 
@@ -99,6 +100,30 @@ async def test_codexs_offers_of_openais_tools_are_left_out_beside_its_own():
     async with openai_client(replica, strict_fields=True) as client:
         with pytest.raises(openai.BadRequestError, match="web_search"):
             await client.responses.create(**given, tools=[{"type": "web_search"}, own])
+
+
+async def test_codex_resumes_a_session_in_which_openais_servers_searched_the_web():
+    """The items have what was searched for, and not what was found."""
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    drawn = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "AA"}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "AA"}
+    said = {"role": "assistant", "content": "It is X."}
+    given: Any = [
+        {"role": "user", "content": "What is it?"},
+        *(thought, searched | {"action": {"type": "other"}}),
+        searched | {"action": {"type": "search", "query": "x", "sources": []}},
+        *(drawn, said, {"role": "user", "content": "Thanks."}),
+    ]
+    replica = PretendReplica()
+    async with openai_client(replica, stored=one_process()) as client:
+        reply = await client.responses.create(model="demo", input=given)
+        listed = await client.responses.input_items.list(reply.id, order="asc")
+        assert listed.data[3].action.query == "x"
+    (task,) = replica.tasks
+    assert [each.text for each in task.prompt.messages] == ["What is it?", "It is X.", "Thanks."]
+    async with openai_client(replica, strict_fields=True) as client:
+        with pytest.raises(openai.BadRequestError, match=r"input\[\].type: web_search_call"):
+            await client.responses.create(model="demo", input=[*given[:1], searched])
 
 
 async def test_codex_learns_that_a_prompt_is_too_long_from_a_stream_that_fails():

@@ -120,7 +120,7 @@ BAD = [
     ({"input": []}, 'field "input" has no items'),
     ({"input": 5}, 'field "input" must be a string or a list'),
     ({"input": ["x"]}, 'field "input[0]" must be an object with a type'),
-    ({"input": [{"type": "web_search_call"}]}, '"input[0]" is of type "web_search_call", which'),
+    ({"input": [{"type": "file_search_call"}]}, '"input[0]" is of type "file_search_call", which'),
     ({"input": [{"role": "tool", "content": "x"}]}, 'field "input[0].role" must be one of'),
     ({"input": [{"role": "user"}]}, 'field "input[0].content" must be a string or a list'),
     ({"input": [{"role": "user", "content": [{}] * 2049}]}, "more than 2,048 items"),
