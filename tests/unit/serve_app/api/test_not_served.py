@@ -35,7 +35,7 @@ CONTENT: dict[str, Any] = {
 }
 # The package and the files of each official client, and how paths look in them.
 CLIENTS = {
-    Protocol.OLLAMA: ("ollama", "_client.py", r"'(/api/[^'?]+)", ""),
+    Protocol.OLLAMA: ("ollama", "_client.py", r"'(/(?:api|v1)/[^'?]+)", ""),
     Protocol.OPENAI: ("openai", "resources/**/*.py", r'"(?:/v1)?(/[a-z_{}/]+)[?"]', "/v1"),
     Protocol.ANTHROPIC: ("anthropic", "resources/**/*.py", r'"(/v1/[^"?]+)', ""),
 }
