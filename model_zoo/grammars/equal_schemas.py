@@ -7,6 +7,7 @@ from typing import Any
 
 from model_zoo.grammars.conditions import exclusive, unconditional
 from model_zoo.grammars.local_references import localised
+from model_zoo.grammars.name_patterns import apart
 from model_zoo.grammars.negation import Exclusions, canonical
 from model_zoo.grammars.schema_parts import (
     ANNOTATIONS,
@@ -42,7 +43,8 @@ def simplified(schema: Any) -> Any:
     """The schema, rewritten for grammars. References lead to definitions (`localised`).
 
     Equivalent: `not`, `if`, `dependent…` and `oneOf` where `negation` knows what they exclude;
-    `propertyNames` that are a list, a pattern or a format; `unevaluatedProperties` beside `allOf`
+    `propertyNames` that are a list, a pattern or a format; `patternProperties` with the same schema
+    or one for every name beside others; `unevaluatedProperties` beside `allOf`
     and references; `uniqueItems` with few possible items. Narrower: `contains`, bounds beyond 62
     bits, `minProperties: 1` where an object does not mention others than its properties, and
     alternatives with a discriminator, which becomes required. Wider: other `uniqueItems`, which are
@@ -66,7 +68,7 @@ class _Rewriting:
         schema = self._evaluated(schema)
         if "propertyNames" in schema:
             schema = self._with_named_members(schema)
-        schema = _with_bounds(_with_pattern(schema))
+        schema = apart(_with_bounds(_with_pattern(schema)), self._spend)
         if schema.get("uniqueItems") is not None:
             schema = self._with_different_items(schema)
         if "contains" in schema:

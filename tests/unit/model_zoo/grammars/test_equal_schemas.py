@@ -38,6 +38,7 @@ def check_texts(schema: Any, good: list[str], bad: list[str]) -> None:
 
 
 ANYTHING = {"additionalProperties": {"type": "integer"}}
+INTEGER, CLOSED = {"type": "integer"}, {"additionalProperties": False}
 NAMED = [
     ({"propertyNames": True, **ANYTHING}, ['{"x": 1}'], ['{"x": "1"}']),
     ({"propertyNames": {"type": "string", "title": "T"}}, ['{"x": 1}'], ["[]"]),
@@ -84,6 +85,22 @@ NAMED = [
         ['{"b": "x"}', '{"d": 1}'],
     ),
     ({"properties": {"a": {}, "b": {}}, "minProperties": 1}, ['{"b": 1}', '{"a": 1}'], ["{}"]),
+    (
+        {"patternProperties": {"^a": INTEGER, "b$": INTEGER, "c.c": INTEGER}, **CLOSED},
+        ['{"ab": 1, "axb": 2, "a": 1, "b": 2, "xb": 1, "-cxc-": 3}'],
+        ['{"ab": "1"}', '{"x": 1}', '{"ba": 1}', '{"a": "1"}'],
+    ),
+    (
+        {"patternProperties": {"^a": {"minimum": 5}, ".*": INTEGER, "^b": {}}, **CLOSED},
+        ['{"a": 5, "b": 1, "c": 1}'],
+        ['{"a": 4}', '{"a": "5"}', '{"b": "1"}', '{"c": "1"}'],
+    ),
+    (
+        {"properties": {"d": {"maximum": 2}}, "patternProperties": {"^a": {}, "": INTEGER}},
+        ['{"d": 2, "e": 3}'],
+        ['{"d": 3}', '{"d": "1"}', '{"e": "1"}', '{"a": []}'],
+    ),
+    ({"patternProperties": {"^a": INTEGER, "": True, "^.*$": True}}, ['{"x": []}'], ['{"a": ""}']),
     (
         {"properties": {"a": {}, "b": {}}, "minProperties": 1, **ANYTHING},
         ['{"b": 1}', '{"a": 1, "c": 1}', '{"c": 1}'],
