@@ -54,6 +54,11 @@ KIMI_VL = (
     "{{'<|im_user|>'}}{{- message['role'] -}}{{'<|im_middle|>'}}"
     "{{'<|media_start|>image<|media_content|><|media_pad|><|media_end|>'}}"
 )
+# From the template of openPangu-Embedded; the tags of thinking are in its model card only.
+OPENPANGU = (
+    "{% if message['role'] == 'assistant' %}{{'[unused9]助手：' + message['content'] }}"
+    "{{ '[unused10]'}}{% endif %}{% if add_generation_prompt %}{{ '[unused9]助手：' }}{% endif %}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -419,6 +424,7 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "<think>RR</think><answer>TT</answer>",
         Parsed("TT", "RR"),
     ),
+    "openpangu": (OPENPANGU, "[unused16]RR[unused17]TT", Parsed("TT", "RR")),
     "kimi-vl": (KIMI_VL, "◁think▷RR◁/think▷\n\nTT", Parsed("TT", "RR")),
     "hunyuan-a13b": (
         "</think> <answer>",

@@ -65,6 +65,8 @@ _THINKING = (
      ThinkingTags(_THINK, _THINK_END, "<answer>", "</answer>")),
     (("<|media_pad|>", "{{'<|im_middle|>'}}"),
      ThinkingTags("◁think▷", "◁/think▷")),
+    # Of openPangu, whose template does not mention its tags; its model card parses them.
+    (("[unused9]助手", "[unused10]"), ThinkingTags("[unused16]", "[unused17]")),
     (("</thought>",), ThinkingTags("<thought>", "</thought>")),
     (("</thinking>",), ThinkingTags("<thinking>", "</thinking>")),
 )  # fmt: skip
