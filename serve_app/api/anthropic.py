@@ -69,6 +69,7 @@ class ThinkingChoice(Body):
     type: str
     budget_tokens: Any = None
     display: str | None = None
+    block_binding: Any = harmless()  # nothing is signed here
 
 
 class OutputSettings(Body):
@@ -273,8 +274,10 @@ def _tools(
     if kind == "tool" and given.name is None:
         raise RequestError('field "tool_choice.name" is required')
     names = None if given.name is None or kind != "tool" else (given.name,)
-    choice = tool_choice.ToolChoice(names, required=kind != "auto")
     named = {each.tool.name: each for each in offered if each.tool.name is not None}
+    if any(named[name].tool.type in left_out(offered) for name in names or () if name in named):
+        raise RequestError('field "tool_choice.name" names a tool that is not served')
+    choice = tool_choice.ToolChoice(names, required=kind != "auto")
     strict = [name for name, each in named.items() if each.tool.strict]
     schemas = {name: f"{each.place}.input_schema" for name, each in named.items()}
     parallel = not given.disable_parallel_tool_use

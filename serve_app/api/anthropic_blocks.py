@@ -50,7 +50,7 @@ BLOCK: dict[str, Any] = {
     **SHOWN,
     **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
     **{name: {} for name in ("toolset_name", "server_name", "mcp_server_name")},
-    **{name: {} for name in ("tool", "tools", "to", "trigger")},
+    **{name: {} for name in ("tool", "tools", "from", "to", "trigger")},
     "content": {**SHOWN, **BROWSER_FIELDS, **RESULT_FIELDS, "content": {**_PART, **RESULT_FIELDS}},
 }
 

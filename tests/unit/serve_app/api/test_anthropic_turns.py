@@ -252,5 +252,8 @@ async def test_tools_of_anthropics_servers_are_left_out_beside_others():
     for tool in HOSTED:
         refused = await post(tools=[tool])  # the client wants nothing else
         assert f'"tools[0].type" is "{tool["type"]}"' in refused.json()["error"]["message"]
+        wanted = {"type": "tool", "name": tool["name"]}
+        chosen = await post(tools=[tool, TOOL], tool_choice=wanted)
+        assert '"tool_choice.name" names a tool that is not' in chosen.json()["error"]["message"]
         strict = await post(tools=[tool, TOOL], **STRICT)
         assert f"tools[].type: {tool['type']}" in strict.json()["error"]["message"]
