@@ -34,7 +34,12 @@ class Models:
         models = await self.backend.registry.listed(allowed_models(request))
         if speaks_anthropic(request.scope):
             return JSONResponse(_page(models, request.query_params))
-        return JSONResponse({"object": "list", "data": [_openai(model) for model in models]})
+        listed: dict[str, Any] = {"object": "list", "data": [_openai(model) for model in models]}
+        if "client_version" in request.query_params:
+            # Codex reports an error unless it finds a list of its own, whose entries differ among
+            # its versions. Models that are not in it get defaults.
+            listed["models"] = []
+        return JSONResponse(listed)
 
     async def one(self, request: Request) -> Response:
         """The model of the path; the list for `/v1/models/`."""

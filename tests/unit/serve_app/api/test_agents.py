@@ -102,6 +102,14 @@ async def test_codexs_offers_of_openais_tools_are_left_out_beside_its_own():
             await client.responses.create(**given, tools=[{"type": "web_search"}, own])
 
 
+@pytest.mark.parametrize("query", [{}, {"client_version": "0.153.4"}])
+async def test_codex_finds_its_own_list_of_models(query):
+    async with openai_client(PretendReplica()) as client:
+        listed = await client.models.list(extra_query=query)
+    assert [model.id for model in listed.data] == ["demo"]
+    assert listed.model_extra == ({"models": []} if query else {})
+
+
 async def test_codex_resumes_a_session_in_which_openais_servers_searched_the_web():
     """The items have what was searched for, and not what was found."""
     searched = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
