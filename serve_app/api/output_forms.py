@@ -80,9 +80,9 @@ def openai_form(
     return forms[0] if forms else None
 
 
-def responses_form(value: Any) -> OutputForm | None:
-    """The form that the field `text.format` of OpenAI's responses demands."""
-    return _typed_form("text.format", value, nested=False)
+def responses_form(value: Any, field: str = "text.format") -> OutputForm | None:
+    """The form that `text.format` of OpenAI's responses demands, in the request or in an item."""
+    return _typed_form(field, value, nested=False)
 
 
 def schema_format(field: str, value: Any) -> OutputForm | None:

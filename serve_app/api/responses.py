@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from model_zoo.chat.messages import Message
+from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.chat_task import with_budget
@@ -29,6 +30,7 @@ from serve_app.api.responses_input import (
     new_response_id,
     read_items,
     unread_messages_of,
+    updated,
 )
 from serve_app.api.responses_parts import Item
 from serve_app.api.responses_reply import ResponseEncoder
@@ -57,12 +59,12 @@ class OpenAIResponses:
         body = await self.bodies.read(ResponsesBody, request)
         await self._check(request, body)
         model = await self.backend.served(body.model, allowed_models(request))
-        options, logprobs, output = body.options(model), body.logprobs(), body.output_form()
+        options, logprobs, form = body.options(model), body.logprobs(), body.output_form()
         store = body.store and self.history.stores
         facts = await self.bodies.convert(request, body.facts, new_response_id(), options)
         facts |= {"store": store}
         try:
-            asked = await self._asked(request, body, model)
+            asked = await self._asked(request, body, model, form)
         except PromptTooLongError as error:
             if not body.stream:
                 raise
@@ -71,7 +73,7 @@ class OpenAIResponses:
         items, prompt = asked.items, asked.prompt
         calls = await self.bodies.convert(request, body.calls, asked.offered, prompt.tools)
         task = openai_task(
-            request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
+            request, model, options, prompt, logprobs=logprobs, output=asked.output, calls=calls
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
@@ -87,7 +89,7 @@ class OpenAIResponses:
         body = await self.bodies.read(ResponsesBody, request)
         await self._check(request, body)
         model = await self.backend.served(body.model, allowed_models(request))
-        asked = await self._asked(request, body, model)
+        asked = await self._asked(request, body, model, body.output_form())
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
@@ -129,13 +131,18 @@ class OpenAIResponses:
         for kind in await self.bodies.convert(request, left_out, body.input):
             self.bodies.leave_out(f"input[].type: {kind}")
 
-    async def _asked(self, request: Request, body: ResponsesBody, model: ServedModel) -> "_Asked":
-        thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
+    async def _asked(
+        self, request: Request, body: ResponsesBody, model: ServedModel, form: OutputForm | None
+    ) -> "_Asked":
+        """`form`: that of the text, unless items update it."""
+        effort, tenant = body.reasoning.effort, tenant_id(request)
+        thinking_for(effort)
         given = await self.bodies.convert(request, read_items, body.input)
         items, large = await self.history.resolved(tenant, given)
         earlier, long = await self.history.before(tenant, body.previous_response_id)
         self.bodies.add(request, large=large or long)
         placed = await self.bodies.convert(request, _placed, earlier, items)
+        effort, form = await self.bodies.convert(request, updated, placed, effort, form)
         offered = await self.bodies.convert(request, body.offered, placed)
         tools = await self.bodies.convert(request, offered.functions)
         choice = await self.bodies.convert(request, body.choice)
@@ -144,7 +151,8 @@ class OpenAIResponses:
             unread = self.images.recent(unread)
         messages = await self.images.messages(model, unread, tenant=tenant)
         tools = () if choice.names == () else tools
-        return _Asked(Conversation(messages, thinking, tools=tools), items, offered)
+        prompt = Conversation(messages, thinking_for(effort), tools=tools)
+        return _Asked(prompt, items, offered, form)
 
     def _storing(
         self, tenant: str, encoder: ResponseEncoder, items: list[Item]
@@ -163,11 +171,13 @@ class OpenAIResponses:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request as read: the conversation to continue, the request's own items, and the tools."""
+    """A request as read: the conversation to continue, the request's own items, the tools, and the
+    form of the text."""
 
     prompt: Conversation
     items: list[Item]
     offered: OfferedTools
+    output: OutputForm | None
 
 
 async def _begun_if_too_long(

@@ -12,12 +12,15 @@ from functools import partial
 from typing import Any
 
 from model_zoo.chat.messages import Message, ToolCall
+from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
 from serve_app.api.content_parts import check_type, string
+from serve_app.api.output_forms import responses_form
 from serve_app.api.request_images import UnreadMessage
 from serve_app.api.responses_calls import CallKind, new_item_id
 from serve_app.api.responses_parts import IMAGE, TEXTS, Item, content_of, read_parts
 from serve_app.api.responses_tools import full_name, tools_in
+from serve_app.api.thinking_fields import thinking_for
 from serve_app.api.typed_calls import CALLS, KINDS, OUTPUTS
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
@@ -29,6 +32,8 @@ DECLARING = ("tool_search_output", "additional_tools")
 # The types of items of OpenAI's tools that have nothing for the model to read: what a search found
 # is only in the text that follows, and an image is not shown.
 LEFT_OUT = ("web_search_call", "image_generation_call")
+# The types of items that change what a request declares: tools (`OfferedTools`), effort and format.
+_UNSAID = ("additional_tools", "configuration_update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,20 @@ def read_items(given: str | list[Any]) -> list[Item]:
     return [_item(f"input[{index}]", raw) for index, raw in enumerate(given)]
 
 
+def updated(
+    items: Iterable[PlacedItem], effort: str | None, form: OutputForm | None
+) -> tuple[str | None, OutputForm | None]:
+    """The effort of thinking and the form of the text after the items: those of the request, or of
+    the last items that state others."""
+    for placed in items:
+        if placed.item["type"] == "configuration_update":
+            item = placed.item
+            effort = item.get("reasoning", {}).get("effort", effort)
+            if "text" in item:
+                form = responses_form(item["text"]["format"], f"{placed.place}.text.format")
+    return effort, form
+
+
 def left_out(given: str | list[Any]) -> set[str]:
     """The types of the items of the field `input` that are left out of the prompt."""
     types = [] if isinstance(given, str) else [each["type"] for each in given if _is_typed(each)]
@@ -99,7 +118,7 @@ def unread_messages_of(items: Iterable[PlacedItem]) -> list[UnreadMessage]:
         called = kind in CALLS
         if called:
             calls[item["id"]] = item.get("call_id")
-        if kind == "additional_tools" or kind in LEFT_OUT:  # `OfferedTools` reads the tools
+        if kind in _UNSAID or kind in LEFT_OUT:
             continue
         by_assistant = called or kind == "reasoning" or item.get("role") == "assistant"
         if not by_assistant or (turn.complete and not called):
@@ -214,6 +233,22 @@ def _image_generation(place: str, raw: Item) -> Item:
     return {"status": "completed", "result": None}
 
 
+def _configuration(place: str, raw: Item) -> Item:
+    """The effort and the format of the texts from here on, as far as they are given."""
+    kept: Item = {}
+    for name, key in (("reasoning", "effort"), ("text", "format")):
+        given = raw.get(name)
+        if given is not None and not isinstance(given, dict):
+            raise RequestError(f'field "{place}.{name}" must be an object')
+        if given and given.get(key) is not None:
+            kept[name] = {key: given[key]}
+    if "reasoning" in kept:
+        thinking_for(string(f"{place}.reasoning", kept["reasoning"], "effort"))
+    if "text" in kept:
+        responses_form(kept["text"]["format"], f"{place}.text.format")
+    return kept
+
+
 def _reference(place: str, raw: Item) -> Item:
     string(place, raw, "id")
     return {}
@@ -225,6 +260,7 @@ _READERS: dict[str, tuple[str, Callable[[str, Item], Item]]] = {
     "reasoning": ("rs", _reasoning),
     "item_reference": ("ref", _reference),
     "additional_tools": ("at", _additional_tools),
+    "configuration_update": ("cu", _configuration),
     "web_search_call": ("ws", _search),
     "image_generation_call": ("ig", _image_generation),
     **{kind.call: (kind.prefix, partial(_call, kind)) for kind in KINDS},

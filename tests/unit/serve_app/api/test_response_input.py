@@ -8,6 +8,7 @@ import pytest
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from serve_app.messages.tasks import Conversation
 from tests.unit.serve_app.api.test_responses import IMAGE, PICTURE, SEEING, TOOL, URL, post, task_of
+from tests.unit.serve_app.fake_replicas import PretendReplica, openai_client
 from tests.unit.serve_app.responses.fake_processes import one_process
 
 
@@ -113,6 +114,31 @@ async def test_input_items_reach_the_template_as_messages(given, messages):
     assert list(prompt.messages) == [Message("system", "Hello."), *messages]
 
 
+def update(**settings: Any) -> dict[str, Any]:
+    return {"type": "configuration_update", **settings}
+
+
+async def test_items_update_the_effort_and_the_format_of_later_responses():
+    json_format = {"type": "json_object"}
+    low = update(reasoning={"effort": "low"}, text={"format": json_format})
+    high, plain = update(reasoning={"effort": "high"}), update(text={"format": {"type": "text"}})
+    replica = PretendReplica()
+    async with openai_client(replica, stored=one_process()) as client:
+        asked: Any = {"model": "demo", "reasoning": {"effort": "medium"}}
+        say = {"role": "user", "content": "Hi."}
+        first = await client.responses.create(**asked, input=[say, low, say])
+        later = {"previous_response_id": first.id}
+        await client.responses.create(**asked, **later, input=[say])
+        await client.responses.create(**asked, **later, input=[high, say])
+        given = {"text": {"format": json_format}}
+        await client.responses.create(**asked, **given, input=[say, plain])
+        listed = await client.responses.input_items.list(first.id, order="asc")
+    assert listed.data[1].reasoning.effort == "low"
+    found = [(task.prompt.thinking, task.output is not None) for task in replica.tasks]
+    assert found == [("low", True), ("low", True), ("high", True), ("medium", False)]
+    assert [message.text for message in replica.tasks[0].prompt.messages] == ["Hi.", "Hi."]
+
+
 STRAY = TOOL | {"strict": True, "parameters": {"$ref": "https://example.org/schema"}}
 BAD = [
     ({"model": ""}, "model is required"),
@@ -150,6 +176,7 @@ BAD = [
     ({"reasoning": {"effort": "huge"}}, "invalid reasoning value: 'huge'"),
     ({"text": {"format": {"type": "yaml"}}}, 'field "text.format.type" must be text, json_object'),
     ({"text": {"format": {"type": "json_schema"}}}, 'field "text.format.schema" must be a JSON'),
+    ({"text": {"format": {"name": "x"}}}, 'field "text.format.type" must be text, json_object'),
     ({"truncation": "some"}, "\"truncation\" is \"some\"; it must be 'auto' or 'disabled'"),
     ({"background": True}, 'field "background" is not served yet'),
     ({"conversation": "conv_1"}, 'field "conversation" is not served yet'),
@@ -179,6 +206,13 @@ BAD = [
         {"tools": [{"type": "namespace", "name": "n", "tools": [STRAY]}]},
         'tool "n.weather": field "tools[0].tools[0].parameters": "$ref" at ""',
     ),
+    (
+        {"input": [update(reasoning={"effort": 5})]},
+        'field "input[0].reasoning.effort" must be a string',
+    ),
+    ({"input": [update(reasoning={"effort": "huge"})]}, "invalid reasoning value: 'huge'"),
+    ({"input": [update(text={"format": {"type": "x"}})]}, '"input[0].text.format.type" must be'),
+    ({"input": [update(text=5)]}, 'field "input[0].text" must be an object'),
     ({"metadata": {str(n): "" for n in range(17)}}, 'field "metadata" has more than 16 entries'),
     ({"metadata": {"k": "v" * 513}}, 'field "metadata" has a key of more than 64'),
     ({"metadata": {"k": 1}}, 'field "metadata.k" must be'),
