@@ -18,6 +18,8 @@ from serve_app.api.tools import checked_arguments
 # Claude Code begins the system prompt with a line for Anthropic's servers. In many versions it has
 # a hash of the request, so that no prompt would have a cached prefix.
 _ATTRIBUTION = "x-anthropic-billing-header:"
+# A summary of all that is before it, in place of that.
+COMPACTION = "compaction"
 # Calls of tools, some of which ran on Anthropic's servers, with their results in the same turn.
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 # Blocks that change the offered tools; see `anthropic_turns`.
@@ -25,7 +27,7 @@ _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _BLOCKS = {
     "user": ("text", "image", "document", "search_result", "tool_result"),
     "assistant": (
-        *("text", "thinking", "redacted_thinking", "fallback", "mcp_tool_listing"),
+        *("text", "thinking", "redacted_thinking", "fallback", "mcp_tool_listing", COMPACTION),
         *_CALLS,
         *RESULTS,
     ),
@@ -51,6 +53,7 @@ BLOCK: dict[str, Any] = {
     **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
     **{name: {} for name in ("toolset_name", "server_name", "mcp_server_name")},
     **{name: {} for name in ("tool", "tools", "from", "to", "trigger")},
+    **{name: {} for name in ("encrypted_content", "tool_changes")},
     "content": {**SHOWN, **BROWSER_FIELDS, **RESULT_FIELDS, "content": {**_PART, **RESULT_FIELDS}},
 }
 
@@ -64,8 +67,11 @@ def messages_of(place: str, role: str, content: str | list[Any]) -> list[UnreadM
     if role == "assistant":
         return [*_assistant(place_of_blocks, blocks)]
     if role == "system":
-        shown = [each for each in blocks if each["type"] not in _TOOL_CHANGES]
-        text = "".join(_texts(place_of_blocks, shown))
+        text = "".join(
+            string(f"{place_of_blocks}[{index}]", block, "text")
+            for index, block in enumerate(blocks)
+            if block["type"] == "text"
+        )
         return [UnreadMessage.of(Message("system"), text)] if text else []
     return [*_user(place_of_blocks, blocks)]
 
@@ -110,11 +116,17 @@ def _user(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
 
 def _assistant(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
     """The message of an assistant's blocks; after a result of Anthropic's servers, which is a
-    message of its own, another one. Redacted thinking, which only Anthropic can decrypt, is
-    ignored, as are blocks that only clients read."""
+    message of its own, another one. A summary is a message of the user. Redacted thinking, which
+    only Anthropic can decrypt, is ignored, as are blocks that only clients read."""
     begun: list[tuple[str, Any]] = []
+    first = max((index for index, block in enumerate(blocks) if is_summary(block)), default=-1)
+    if first >= 0:
+        summary = string(f"{place}[{first}]", blocks[first], "content")
+        yield UnreadMessage.of(Message("user"), summary)
     for index, block in enumerate(blocks):
         each = f"{place}[{index}]"
+        if index <= first:
+            continue
         if block["type"] not in RESULTS:
             begun.append((each, block))
             continue
@@ -125,6 +137,12 @@ def _assistant(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
         yield UnreadMessage.of(result, result_text(block.get("content") or ""))
     if begun or not blocks:
         yield _said(begun)
+
+
+def is_summary(block: Any) -> bool:
+    """Whether a block is a compaction that has not failed."""
+    compaction = isinstance(block, dict) and block.get("type") == COMPACTION
+    return compaction and block.get("content") is not None
 
 
 def _said(placed: list[tuple[str, Any]]) -> UnreadMessage:

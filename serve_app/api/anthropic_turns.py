@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from runtime.errors import RequestError
-from serve_app.api.anthropic_blocks import BLOCK, blocks_of, messages_of, one_of
+from serve_app.api.anthropic_blocks import BLOCK, blocks_of, is_summary, messages_of, one_of
 from serve_app.api.anthropic_tools import DeclaredTool, OfferedTool
 from serve_app.api.content_parts import check_type, string
 from serve_app.api.fields import Body, Items, Objects, parsed
@@ -33,11 +33,14 @@ class Turn(Body):
 
 
 def unread_messages_of(turns: Sequence[Turn]) -> list[UnreadMessage]:
-    """The messages of the turns, without system messages that a later user message clears."""
+    """The messages of the turns, without those before a summary of them, and without system
+    messages that a later user message clears."""
     last = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=-1)
     found: list[UnreadMessage] = []
     for index, turn in enumerate(turns):
         place = f"messages[{index}]"
+        if turn.role == "assistant" and any(map(is_summary, turn.blocks)):
+            found = []
         if turn.content is None and turn.role != "system":
             raise RequestError(f'field "{place}.content" is required')
         if turn.clear_at != "next_user_message" or turn.role != "system" or index > last:
@@ -98,11 +101,21 @@ def _defined(place: str, definition: Any) -> OfferedTool:
 
 
 def _changes(turns: Sequence[Turn]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The blocks that add or remove a tool, with their places."""
+    """The blocks that add or remove a tool, with their places; a summary has those before it."""
     for index, turn in enumerate(turns):
-        for at, block in enumerate(turn.blocks if turn.role == "system" else ()):
-            if isinstance(block, dict) and block.get("type") in ("tool_addition", "tool_removal"):
-                yield f"messages[{index}].content[{at}]", block
+        for at, block in enumerate(turn.blocks):
+            place = f"messages[{index}].content[{at}]"
+            if turn.role == "system" and _is_change(block):
+                yield place, block
+            elif turn.role == "assistant" and is_summary(block):
+                changes = block.get("tool_changes")
+                for number, change in enumerate(changes if isinstance(changes, list) else ()):
+                    if _is_change(change):
+                        yield f"{place}.tool_changes[{number}]", change
+
+
+def _is_change(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in ("tool_addition", "tool_removal")
 
 
 def _has_input(turn: Turn) -> bool:

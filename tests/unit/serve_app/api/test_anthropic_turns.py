@@ -199,6 +199,29 @@ async def test_a_turn_that_ends_with_a_result_is_answered_in_a_new_message():
     assert (task.prompt.messages[-1].role, task.prompt.reply) == ("tool", ReplyStart.NEW)
 
 
+async def test_a_summary_stands_for_what_is_before_it():
+    change = changed("addition", defined("time"))
+    summary = {"type": "compaction", "content": "Before: X.", "tool_changes": [change]}
+    failed: dict[str, Any] = {"type": "compaction", "content": None}
+    said = {"type": "text", "text": "Go on."}
+    turns = [
+        *USER,
+        {"role": "assistant", "content": SEARCHED},
+        *USER,
+        {"role": "assistant", "content": [*SEARCHED, summary, failed, said]},
+        *USER,
+    ]
+    task = await task_of(messages=turns, tools=[TOOL], **STRICT)
+    texts = [(each.role, each.text) for each in task.prompt.messages]
+    assert texts == [
+        ("user", "Before: X."), ("assistant", "Go on."), ("user", USER[0]["content"])
+    ]  # fmt: skip
+    assert names_of(task) == ["weather", "time"]
+    wrong = [*USER, {"role": "assistant", "content": [summary | {"content": 5}]}, *USER]
+    refused = (await post(messages=wrong)).json()["error"]["message"]
+    assert '"messages[1].content[0].content" must be a string' in refused
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
