@@ -122,7 +122,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("gptneox", ("gptneox",), pre_tokenizer="olmo"),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
-    Family("granite", ("granitehybrid",), pre_tokenizer="dbrx"),
+    Family("granite", ("granitehybrid", "granite_swa"), pre_tokenizer="dbrx"),
     Family("grovemoe", ("grovemoe",), pre_tokenizer="qwen2"),
     Family("hy_v3", ("hy_v3", "hy-v3"), pre_tokenizer="hunyuan-dense"),
     Family("hunyuan", ("hunyuan-dense",), pre_tokenizer="hunyuan-dense"),

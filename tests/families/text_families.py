@@ -10,8 +10,6 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GptOssConfig,
-    GraniteConfig,
-    GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Ministral3Config,
@@ -29,6 +27,7 @@ from tests.families import (
     deepseekocr_families,
     ernie_families,
     gemma_families,
+    granite_families,
     hunyuan_families,
     image_rows,
     layer_norm_families,
@@ -46,7 +45,7 @@ from tests.families import (
     unnamed_families,
     unrotated_families,
 )
-from tests.families.mamba_families import MULTIPLIERS
+from tests.families.granite_families import EXPERTS
 from tests.families.rwkv_families import RWKV7
 from tests.families.text_family import (
     KEY_LENGTHS,
@@ -61,9 +60,6 @@ from tests.families.text_family import (
     Variant,
     rope,
 )
-
-# Granite.
-GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
 LLAMA4 = SIZES | {
@@ -166,7 +162,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "gpt-oss": TextFamily(
         GptOssConfig,
-        SIZES | GRANITE_EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
+        SIZES | EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},
@@ -209,36 +205,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
-    "granite": TextFamily(
-        GraniteConfig,
-        SIZES | rope(10000.0) | MULTIPLIERS,
-        {"plain": {}, "tied": TIED, "no_multipliers": dict.fromkeys(MULTIPLIERS, 1.0)},
-        files=(
-            CompleteFile(
-                optional_keys="""
-                    attention.key_length attention.value_length attention.scale embedding_scale
-                    logit_scale residual_scale
-                """
-            ),
-        ),
-    ),
-    "granitemoe": TextFamily(
-        GraniteMoeConfig,
-        SIZES | rope(10000.0) | MULTIPLIERS | GRANITE_EXPERTS,
-        {"plain": {}},
-        variants={
-            # With experts, MiniCPM is this model, with the usual factor of scores.
-            "minicpm_with_experts": Variant({"attention_multiplier": 0.25}, architecture="minicpm")
-        },
-        files=(
-            CompleteFile(
-                optional_keys="""
-                    attention.key_length attention.value_length attention.scale embedding_scale
-                    logit_scale residual_scale feed_forward_length
-                """
-            ),
-        ),
-    ),
+    **granite_families.FAMILIES,
     **layer_norm_families.FAMILIES,
     **lfm2_families.FAMILIES,
     **hunyuan_families.FAMILIES,
@@ -386,7 +353,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "mixtral": TextFamily(
         MixtralConfig,
-        SIZES | GRANITE_EXPERTS | {"head_dim": 16},
+        SIZES | EXPERTS | {"head_dim": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from model_zoo.convert import checks, decoders, state_spaces
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.convert.transforms import first_half, second_half
 
 _EXPERTS, _SHARED = "layers.{n}.block_sparse_moe", "layers.{n}.shared_mlp"
@@ -48,6 +48,81 @@ WITH_EXPERTS = replace(
         *decoders.EMBEDDINGS,
         *decoders.attention(rotated=True),
         *_EXPERT_RULES,
+        *decoders.PRE_NORMS,
+    ),
+)
+
+
+def _one_rotation(config: Configuration) -> None:
+    bases = set(_layer_bases(config)) - {0}
+    if not bases <= {decoders.rope_base(config)}:
+        raise config.error("has bases in `layer_rope_theta` other than `rope_theta` and 0")
+
+
+def _layer_bases(config: Configuration) -> list[float]:
+    """The base of each layer's rotation, 0 for none."""
+    listed = config.get("layer_rope_theta")
+    return listed or [decoders.rope_base(config)] * config.layers
+
+
+def _windows(config: Configuration) -> list[bool]:
+    """Whether each layer has a window: as listed, else all but every fourth, from the first."""
+    listed = config.layer_types()
+    if listed is None:
+        return [layer % 4 != 0 for layer in range(config.layers)]
+    return [kind == "sliding_attention" for kind in listed]
+
+
+WINDOWED = replace(
+    CONVERSION,
+    serves=("GraniteSWAForCausalLM",),
+    model_types=("granite_swa",),
+    architecture={LLAMA_CPP: "granite_swa"},
+    keys=(
+        *CONVERSION.keys,
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attention.sliding_window_pattern", _windows),
+        Key("attention.rope_pattern", lambda c: [base != 0 for base in _layer_bases(c)]),
+    ),
+    rules=(
+        *CONVERSION.rules,
+        Rule("layers.{n}.self_attn.sinks", "blk.{n}.attn_sinks.weight"),
+    ),
+    defaults={**CONVERSION.defaults, "sliding_window": 128},
+    check=checks.all_of(checks.only_scalings(), _one_rotation),
+)
+
+
+def _shares(config: Configuration, layer: int = 0) -> bool:
+    return bool(config.get("shared_intermediate_size"))
+
+
+WINDOWED_WITH_EXPERTS = replace(
+    WINDOWED,
+    serves=("GraniteMoeSWAForCausalLM",),
+    model_types=("granitemoe_swa",),
+    keys=(
+        *WINDOWED.keys,
+        *decoders.EXPERT_COUNTS,
+        Key(
+            "expert_shared_feed_forward_length",
+            lambda c: c.require_size("shared_intermediate_size") if _shares(c) else None,
+        ),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(rotated=True),
+        WINDOWED.rules[-1],
+        Rule(f"{_EXPERTS}.router.weight", "blk.{n}.ffn_gate_inp.weight"),
+        *(
+            Rule(f"{_EXPERTS}.experts.{source}", f"blk.{{n}}.ffn_{target}_exps.weight", each=True)
+            for source, target in (("gate_up_proj", "gate_up"), ("down_proj", "down"))
+        ),
+        # The rows of the gate precede those of up, in the file, too.
+        *(
+            Rule(f"{_SHARED}.{source}.weight", f"blk.{{n}}.ffn_{target}_shexp.weight", only=_shares)
+            for source, target in (("input_linear", "up"), ("output_linear", "down"))
+        ),
         *decoders.PRE_NORMS,
     ),
 )
