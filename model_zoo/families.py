@@ -167,6 +167,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("mpt", ("mpt",), pre_tokenizer="mpt"),
+    Family("muse_glimmer", ("muse-glimmer",), pre_tokenizer="llama4"),
     Family("nemotron", ("nemotron",)),
     Family(
         "modern_bert",

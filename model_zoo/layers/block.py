@@ -219,12 +219,14 @@ class PostNormBlock(_TwoParts):
 class BlockOptions:
     """pre_norms: norms of the inputs of attention and feed-forward. layer_norms: these are layer
     norms instead of RMS norms, which must have biases if `norm_biases`. post_norms: RMS norms of
-    the outputs. residual_scale: factor of both outputs. The others are names of norms."""
+    the outputs, whose epsilon is `post_norm_eps`, None for that of all norms. residual_scale:
+    factor of both outputs. The others are names of norms."""
 
     pre_norms: bool = True
     layer_norms: bool = False
     norm_biases: bool = True
     post_norms: bool = False
+    post_norm_eps: float | None = None
     residual_scale: float = 1.0
     ffn_norm: str = "ffn_norm"
     post_attention_norm: str = "post_attention_norm"
@@ -243,13 +245,14 @@ class BlockOptions:
             before = [w.layer_norm(name, sizes.eps, size=sizes.hidden) for name in named]
         elif self.pre_norms:
             before = [norm("attn_norm"), norm(self.ffn_norm)]
+        after = partial(norm, eps=self.post_norm_eps or sizes.eps)
         return Block(
             before[0],
             attention,
             before[1],
             feed_forward,
-            norm(self.post_attention_norm) if self.post_norms else None,
-            norm(self.post_ffw_norm) if self.post_norms else None,
+            after(self.post_attention_norm) if self.post_norms else None,
+            after(self.post_ffw_norm) if self.post_norms else None,
             self.residual_scale,
         )
 

@@ -39,7 +39,7 @@ class DecoderOptions:
     embedding_scale: float | None = None
     scales_images: bool = False
     places: bool = False
-    embedding_norm: LayerNorm | None = None
+    embedding_norm: RMSNorm | LayerNorm | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None

@@ -35,6 +35,7 @@ from tests.families import (
     ling_families,
     mamba_families,
     minicpm_families,
+    muse_families,
     olmo_families,
     plamo_families,
     qwen_families,
@@ -307,6 +308,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **minicpm_families.FAMILIES,
+    **muse_families.FAMILIES,
     "mistral": TextFamily(
         MistralConfig,
         SIZES | {"sliding_window": None},
