@@ -383,6 +383,18 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "x</param></function>",
         Parsed("TT", "RR", BOTH),
     ),
+    "muse": (
+        "tools <atem:function_calls> <|eom|>",
+        " to=self<|message|>RR<|eom|><|start|>assistant to=user<|message|>TT<|eom|>"
+        "<|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
+        '<atem:invoke name="get_weather">\n'
+        f'<atem:parameter name="city">{CITY}</atem:parameter>\n'
+        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eom|><|start|>assistant to=get_time<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="get_time">\n<atem:parameter name="city">x'
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        Parsed("TT", "RR", BOTH),
+    ),
     "functionary-3.1": (
         "tools <function= <|python_tag|>",
         f'TT<function=get_weather>{JSON}</function><function=get_time>{{"city": "x"}}</function>',

@@ -75,6 +75,8 @@ BETWEEN_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 # Of replies and of calls in gpt-oss and Solar Open, where `<|end|>` ends a part of a reply only.
 _WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
+# Of a reply in Muse Glimmer, where `<|eom|>` ends a message only, unlike in Llama 4.
+_WITH_MESSAGES = ("<|message|>", "<|eot|>")
 # Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins, and of
 # Laguna: a token of their vocabularies, and the texts. llama.cpp does not know them, and its
 # converter states some.
@@ -327,6 +329,8 @@ def end_texts(ids: Mapping[str, int]) -> frozenset[str]:
     texts = texts.union(*(turns for sign, turns in _NEXT_TURNS if sign in ids))
     if any(reply in ids and call in ids for reply, call in _WITH_PARTS):
         texts -= {"<|end|>"}
+    if all(sign in ids for sign in _WITH_MESSAGES):
+        texts = texts - {"<|eom|>"} | {"<|eot|>"}
     if "<|tool_response>" in ids:
         texts -= {"</s>"}
     return texts & ids.keys()

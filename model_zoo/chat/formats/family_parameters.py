@@ -26,6 +26,7 @@ QWEN = Parameters(
 SEED = replace(QWEN, closer="</seed:tool_call>", padded=False)
 DEEPSEEK_V3_2 = _invocations("</｜DSML｜function_calls>", "｜DSML｜")
 MINIMAX_M2 = _invocations("</minimax:tool_call>")
+MUSE = _invocations("</atem:function_calls>", "atem:")
 GLM = Parameters(
     name_end="",
     key="<arg_key>",

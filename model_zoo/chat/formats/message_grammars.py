@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from model_zoo.chat.formats import functionary, harmony
+from model_zoo.chat.formats import family_parameters, functionary, harmony, muse
 from model_zoo.chat.formats.allowed_calls import AllowedCalls, argument_rules
-from model_zoo.chat.formats.arguments import JsonArguments
+from model_zoo.chat.formats.arguments import JsonArguments, ParameterArguments
 from model_zoo.chat.formats.lark import LarkGrammar
 
 # A function that returns Lark for a reply, given Lark for its text, the allowed calls, and whether
@@ -39,6 +39,27 @@ def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think
     return f"{before} ({' | '.join(options)})"
 
 
+def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
+    """After `<|start|>assistant`: messages to recipients, those with calls last."""
+    spelled, next_one = lark.spelled, lark.spelled(muse.NEXT_ONE)
+    thought = f"{spelled(muse.TO_SELF + muse.MESSAGE)} TEXT {next_one}"
+    before = f"({lark.rule(thought)})*" if may_think else ""
+    said = f"({spelled(muse.TO_USER)})? {spelled(muse.MESSAGE)} {text}"
+    if calls is None:
+        return f"{before} {said}"
+    form, options = ParameterArguments(family_parameters.MUSE), []
+    for name, arguments in argument_rules(lark, form, calls).items():
+        opening = spelled(f' to={name}{muse.MESSAGE}{muse.CALLS}\n<atem:invoke name="{name}">\n')
+        closing = spelled(f"{form.parameters.end}\n{form.parameters.closer}")
+        options.append(f"{opening} {arguments} {closing}")
+    one = lark.rule(" | ".join(options))
+    called = f"{one} ({next_one} {one})*" if calls.parallel else one
+    if calls.required:
+        return f"{before} {called}"
+    more = f"({next_one} {called})?" if text == "TEXT" else ""
+    return f"{before} ({said} {more} | {called})"
+
+
 def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
     """After `>>>`: a line with a recipient before each message."""
     said = f"{lark.spelled(functionary.EVERYONE)} {text}"
@@ -64,4 +85,5 @@ def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_t
 MESSAGE_GRAMMARS: Mapping[str, MessageGrammar] = {
     "harmony": _harmony,
     "functionary": _functionary,
+    "muse": _muse,
 }

@@ -9,6 +9,7 @@ from model_zoo.chat.formats import (
     family_parameters,
     functionary,
     harmony,
+    muse,
     pythonic,
 )
 from model_zoo.chat.formats.calls import (
@@ -199,6 +200,8 @@ class MessageSyntax:
 _MESSAGE_SYNTAXES = (
     MessageSyntax("harmony", (harmony.CHANNEL, harmony.MESSAGE), harmony.read_harmony,
                   ThinkingEnd(harmony.THINKING_END, harmony.THINKING), harmony.MARKERS),
+    MessageSyntax("muse", (muse.CALLS, muse.NEXT), muse.read_muse,
+                  ThinkingEnd(muse.NEXT_ONE, muse.TO_SELF), muse.MARKERS),
     MessageSyntax("functionary", (">>>all", ">>>${recipient}"), functionary.read_functionary),
 )  # fmt: skip
 _MESSAGES_BY_NAME = {syntax.name: syntax for syntax in _MESSAGE_SYNTAXES}

@@ -6,7 +6,6 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
-from model_zoo.convert.transforms import plus_one
 from model_zoo.models.muse_glimmer.text import POST_NORM_EPS
 
 _FULL_EVERY = 4  # counted from the last layer

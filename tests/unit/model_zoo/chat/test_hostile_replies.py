@@ -241,6 +241,14 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
     "harmony: no JSON": (
         "harmony", "<|channel|>commentary to=functions.get_time<|message|> <b>", Parsed(" <b>")
     ),
+    "muse: more": (
+        "muse",
+        ' to=get_time<|message|><atem:function_calls><atem:invoke name="get_time"></atem:invoke>'
+        "</atem:function_calls> or <|eot|>",
+        Parsed("or ", calls=TWO[:1]),
+    ),
+    "muse: no calls": ("muse", " to=get_time<|message|> <atem:x><|eom|>", Parsed(" <atem:x>")),
+    "muse: no message": ("muse", " to=user", Parsed(" to=user")),
     "null": (
         "hermes",
         '<tool_call>{"name": "get_time", "arguments": null}</tool_call>',

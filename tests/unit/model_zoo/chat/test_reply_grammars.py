@@ -45,7 +45,7 @@ WRITTEN = (
     "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
     "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3", "hunyuan-dense",
     "minicpm3", "nemotron-mini", "functiongemma", "glm-4.1v", "kimi-vl", "hunyuan-3",
-    "hunyuan-3-preview",
+    "hunyuan-3-preview", "muse",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
@@ -80,6 +80,7 @@ MARKERS = sorted(
 MESSAGES = {
     "harmony": ("<|channel|>final<|message|>", "<|channel|>commentary to=functions.clock"),
     "functionary": ("all\n", "clock\n"),
+    "muse": (" to=user<|message|>", " to=clock<|message|>"),
 }
 # Families whose markers are always control tokens, and those that are like others.
 CONTROL_ONLY = {"harmony", *WRITTEN} - {
@@ -200,6 +201,9 @@ def test_the_form_of_the_text_begins_after_thinking(family: Family) -> None:
     elif family.format.name == "harmony":
         thought = "so { be it"
         begin = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>final"
+    elif family.format.name == "muse":
+        thought = "so { be it"
+        begin = f" to=self<|message|>{thought}<|eom|><|start|>assistant to=user"
     for seed in range(3):
         reply = family.reply(grammar, seed, begin)
         assert reply is not None
@@ -234,6 +238,7 @@ def test_a_prompt_that_ends_within_the_text_has_the_form_at_once(family: Family)
 THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>I<|end|><|start|>assistant"
     "<|channel|>final<|message|>",
+    "muse": " to=self<|message|>I<|eom|><|start|>assistant<|message|>",
     "qwen": "<think>I</think>",
     "gemma4": "<|channel>thought\nI<channel|>",
 }

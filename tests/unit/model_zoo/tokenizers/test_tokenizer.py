@@ -90,6 +90,12 @@ def test_the_end_of_solars_thinking_does_not_end_the_answer() -> None:
     assert ends(solar) == {"<|flush|>", "<|calls|>", "<|endoftext|>"}
 
 
+def test_the_end_of_muses_messages_does_not_end_the_answer() -> None:
+    assert ends({"<|eom|>": CONTROL}) == {"<|eom|>"}
+    muse = dict.fromkeys(("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), CONTROL)
+    assert ends(muse) == {"<|eot|>"}
+
+
 def test_glms_turns_end_where_the_user_or_a_tool_begins() -> None:
     """llama.cpp's converter states no end after a call, and none of ChatGLM 3 but `<eos>`."""
     roles = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
