@@ -23,18 +23,23 @@ def leading_dense_or_experts(
     *,
     scores: int,
     renormalised: bool = False,
+    gated: Gate = silu_mul,
     averaged: bool = False,
     shared_width: int = 0,
 ) -> RowWise:
-    """SwiGLU in the first `leading_dense_block_count` layers; of the others, every
-    `interleave_moe_layer_step`-th layer, by default each, has `stated_experts`."""
+    """A feed-forward in the first `leading_dense_block_count` layers; of the others, every
+    `interleave_moe_layer_step`-th layer, by default each, has `stated_experts`. gated: as in
+    `GatedFeedForward`, everywhere."""
     if _is_dense(sizes.metadata, index):
-        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+        size = sizes.feed_forward[index]
+        return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gated)
     return stated_experts(
         w,
         sizes,
         scores=scores,
         renormalised=renormalised,
+        gated=gated,
+        shared_gated=gated,
         averaged=averaged,
         shared_width=shared_width,
     )

@@ -1,6 +1,7 @@
 """The rows of models whose experts have sigmoids as scores in the table of text families."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from transformers import (
     AfmoeConfig,
@@ -10,6 +11,8 @@ from transformers import (
     LagunaConfig,
     MiMoV2FlashConfig,
     MiniMaxM2Config,
+    MiniMaxM3VLConfig,
+    MiniMaxM3VLTextConfig,
     SolarOpenConfig,
 )
 
@@ -37,6 +40,23 @@ LEADING_DENSE = SIZES | {
 SOLAR_LACKS = ("first_k_dense_replace", "intermediate_size")
 SOLAR_OPEN = {key: value for key, value in LEADING_DENSE.items() if key not in SOLAR_LACKS}
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
+MINIMAX_M3_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+def minimax_m3(**settings: Any) -> MiniMaxM3VLConfig:
+    """As published: the text model alone has other names of tensors."""
+    return MiniMaxM3VLConfig(
+        text_config=MiniMaxM3VLTextConfig(**settings),
+        vision_config=MINIMAX_M3_VISION,
+        projector_hidden_size=16,
+    )
+
 
 FAMILIES: Mapping[str, TextFamily] = {
     "afmoe": TextFamily(
@@ -276,6 +296,54 @@ FAMILIES: Mapping[str, TextFamily] = {
         divided=None,
         effective_keys={"rope.dimension_count": 8, "expert_weights_norm": False},
         files=(CompleteFile(optional_keys="expert_gating_func feed_forward_length"),),
+    ),
+    "minimax-m3": TextFamily(
+        minimax_m3,
+        SIZES
+        | rope(5e6, partial_rotary_factor=0.5)
+        | EXPERTS
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "rotary_dim": 16,
+            "intermediate_size": 32,
+            "dense_intermediate_size": 96,
+            "shared_intermediate_size": 64,
+            "swiglu_limit": 7.0,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            # All checked sequences are shorter than the 2,048 tokens that indexers choose.
+            "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
+        },
+        {
+            "plain": {},
+            "one_shared_expert_everywhere": {
+                "mlp_layer_types": ["sparse"] * 3,
+                "shared_intermediate_size": 32,
+                "num_key_value_heads": 1,
+            },
+        },
+        wide=WIDE_HEADS | {"dense_intermediate_size": 256, "shared_intermediate_size": 256},
+        effective_keys={
+            "rope.dimension_count": 8,
+            "expert_weights_norm": False,
+            "expert_weights_scale": 1.5,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    attention.indexer.head_count attention.indexer.key_length
+                    attention.indexer.top_k attention.indexer.block_size
+                    attention.indexer.local_blocks
+                """,
+                unused_tensors="""
+                    blk.1.indexer.q_proj.weight blk.1.indexer.k_proj.weight
+                    blk.1.indexer.q_norm.weight blk.1.indexer.k_norm.weight
+                    blk.2.indexer.q_proj.weight blk.2.indexer.k_proj.weight
+                    blk.2.indexer.q_norm.weight blk.2.indexer.k_norm.weight
+                """,
+            ),
+        ),
     ),
     "step35": STEP35,
 }

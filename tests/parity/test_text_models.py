@@ -40,7 +40,9 @@ QUANTIZED += [("llama", "q8_0"), ("qwen3moe", "q8_0")]
 VARIANTS = [(name, variant) for name, row in ROWS for variant in row.variants]
 EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_keys]
 # Rows whose architecture the installed package does not name yet.
-LATER = "cohere2moe granite_swa granite_swa_with_experts hy_v3 laguna mellum muse-glimmer".split()
+LATER = """
+    cohere2moe granite_swa granite_swa_with_experts hy_v3 laguna mellum minimax-m3 muse-glimmer
+""".split()
 REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
 # Families whose decode steps are not recorded, with the reasons.
 COMPUTED = {"mllama": "it reads the spans of rows"}  # which tell whether there are images

@@ -46,6 +46,7 @@ _THINKING = (
     (("<seed:think>",), ThinkingTags("<seed:think>", "</seed:think>")),
     # Hunyuan 3's template adds the suffix of its marks when it is rendered.
     (("</think{}>", ":opensource"), ThinkingTags("<think:opensource>", "</think:opensource>")),
+    (("</mm:think>",), ThinkingTags("<mm:think>", "</mm:think>")),
     (("<|inner_prefix|>",), ThinkingTags("<|inner_prefix|>", "<|inner_suffix|>")),
     (("<|thought_start|>",), ThinkingTags("<|thought_start|>", "<|thought_end|>")),
     (("<|think|>", "<|begin|>assistant"), ThinkingTags("<|think|>", "<|end|>")),
