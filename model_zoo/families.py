@@ -72,6 +72,7 @@ _INTERNVL = ("gpt-oss", "internlm2", "llama", "phi3", "qwen2", "qwen3", "qwen3mo
 _LLAVA = ("granite", "llama", "phi2", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled
+_MUSE = ("muse-glimmer",)
 _PIXTRAL, _OF_PIXTRAL = ("mistral3", "pixtral"), ("mistral3", "mistral4", "llama")
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
@@ -168,7 +169,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("mpt", ("mpt",), pre_tokenizer="mpt"),
-    Family("muse_glimmer", ("muse-glimmer",), pre_tokenizer="llama4"),
+    Family("muse_glimmer", _MUSE, _MUSE, _MUSE, "llama4"),
     Family("nemotron", ("nemotron",)),
     Family(
         "modern_bert",

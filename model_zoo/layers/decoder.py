@@ -26,9 +26,9 @@ MakeLayer = Callable[[TensorScope, TextSizes, int, Rotary], TextLayer]
 class DecoderOptions:
     """The properties of decoders that differ between families, besides the layers.
 
-    embedding_scale: factor of token embeddings, and if `scales_images` of those of images. places:
-    embeddings of positions, of which there are as many as the longest context has, are added.
-    embedding_norm: of token embeddings.
+    embedding_scale, embedding_norm: factor and norm of token embeddings, and if `images_as_tokens`
+    of those of images. places: embeddings of positions, of which there are as many as the longest
+    context has, are added.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
     `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
     head is never the embedding. embeds_by_head: the embedding is the head if the file has no other.
@@ -37,7 +37,7 @@ class DecoderOptions:
     """
 
     embedding_scale: float | None = None
-    scales_images: bool = False
+    images_as_tokens: bool = False
     places: bool = False
     embedding_norm: RMSNorm | LayerNorm | None = None
     logit_scale: float = 1.0
@@ -107,20 +107,23 @@ class Decoder(LayeredModel):
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """float32 [outputs, hidden], normalised."""
         x = self._token_embd(batch.tokens)
-        scale, scales_images = self._options.embedding_scale, self._options.scales_images
-        if scale is not None and not scales_images:
-            x = scale_(x, scale)
-        if self._options.embedding_norm is not None:
-            x = self._options.embedding_norm(x)
+        if not self._options.images_as_tokens:
+            x = self._scaled(x)
         if self._position_embd is not None:
             x = add_(x, self._position_embd(batch.positions))
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]
             x.index_copy_(0, batch.image_rows, features.to(x.dtype))
-        if scale is not None and scales_images:
-            x = scale_(x, scale)
+        if self._options.images_as_tokens:
+            x = self._scaled(x)
         return self._layers(x, batch, cache).normed_states(self._output_norm)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        scale, norm = self._options.embedding_scale, self._options.embedding_norm
+        if scale is not None:
+            x = scale_(x, scale)
+        return x if norm is None else norm(x)
 
     def logits(self, states: Tensor) -> Tensor:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32

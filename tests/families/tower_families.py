@@ -33,6 +33,7 @@ from tests.families import (
     minicpmv4_6_families,
     minicpmv_families,
     moondream_families,
+    muse_families,
     step3vl_families,
 )
 from tests.families import tower_references as references
@@ -434,6 +435,7 @@ TOWERS: Mapping[str, TowerFamily] = {
             ),
         ],
     ),
+    "muse_glimmer": muse_families.TOWER,
     "qwen25vl": TowerFamily(
         with_211_rows(qwen25vl.Qwen25VLTower),
         qwen25vl_config,

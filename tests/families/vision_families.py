@@ -31,6 +31,7 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.muse_glimmer import placeholders as muse
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.models.qwen25vl import placeholders as exaone
 from model_zoo.models.step3vl import placeholders as step3vl
@@ -42,6 +43,7 @@ from tests.families import (
     minicpmv4_6_families,
     minicpmv_families,
     moondream_families,
+    muse_families,
     step3vl_families,
 )
 from tests.families import vision_references as references
@@ -393,6 +395,14 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=paddleocr.TEXTS.spelled,
         processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
         grids=[(2, 5), (5, 2)],
+    ),
+    "muse_glimmer": VisionFamily(
+        muse_families.config,
+        {"plain": {}},
+        muse_families.expected,
+        special=muse.TEXTS.reserved,
+        spelled=muse.PLACE,
+        grids=[(2, 4), (6, 3)],
     ),
     "qwen25vl": VisionFamily(
         qwen25vl_config,

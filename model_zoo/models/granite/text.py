@@ -42,7 +42,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
             layers.append(_attending_layer(scope, sizes, index, turned, kinds[index]))
     options = DecoderOptions(
         embedding_scale=metadata.get_positive("embedding_scale", 1.0),
-        scales_images=True,
+        images_as_tokens=True,
         logit_scale=1 / metadata.get_positive("logit_scale", 1.0),
     )
     return Decoder(w, sizes, layers, options)

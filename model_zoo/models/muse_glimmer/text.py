@@ -29,6 +29,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     layers = alternating_layers(w, sizes, slides, _layer, near=near, far=far)
     options = DecoderOptions(
         embedding_norm=RMSNorm(None, sizes.eps),
+        images_as_tokens=True,
         logit_scale=metadata.get_positive("logit_scale"),
         logit_softcap=sizes.cap("final_logit_softcapping"),
         own_head=True,

@@ -65,11 +65,13 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.muse_glimmer.image_processor import MuseProcessor
 from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from tests.parity.vision.lfm2_pixels import lfm2_parts, patches_in_blocks
 from tests.parity.vision.llama4_pixels import llama4_tiles
 from tests.parity.vision.step3vl_pixels import step3vl_views
+from tests.parity.vision.without_torchvision import original
 
 SQUARE = {"height": 56, "width": 56}
 CANVASES = ((56, 112), (112, 56), (112, 112), (168, 56), (56, 168))
@@ -183,6 +185,20 @@ def kimivl(limit: int) -> Row:
         return Expected((pixels - 0.5) / 0.5, grid, grid[0] * grid[1])
 
     return KimiVLProcessor(patch=14, merge=2, patches=limit), expected
+
+
+def muse_glimmer(rows: int) -> Row:
+    """Pillow's filter is that of torchvision 0.27 on a CPU, for 8-bit pixels."""
+    module = original("transformers.models.muse_glimmer.image_processing_muse_glimmer")
+
+    def expected(image: Image) -> Expected:
+        size = module.smart_resize(*image.shape[:2], patch_size=28, max_tokens=rows)
+        picture = Pillow.fromarray(image).resize(size[::-1], Pillow.Resampling.LANCZOS)
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        grid = size[0] // 28, size[1] // 28
+        return Expected((pixels - 0.5) / 0.5, grid, grid[0] * grid[1])
+
+    return MuseProcessor(28, rows), expected
 
 
 def lfm2(least: int, most: int, tolerance: float = 2.0, **changes: Any) -> Row:
@@ -400,6 +416,8 @@ PROCESSORS: Mapping[str, Row] = {
         16,
     ),
     "minicpmv": minicpmv(),
+    "muse_glimmer": muse_glimmer(4096),
+    "muse_glimmer of small images": muse_glimmer(30),
     "minicpmv46": minicpmv46(),
     "mllama": mllama(4),
     "mllama of six tiles": mllama(6),

@@ -28,7 +28,8 @@ def _padded(images: Tensor, padding: list[int], fill: list[int]) -> Tensor:
 def original(name: str) -> Any:
     """The module itself; where torchvision is missing, `transformers` shows an empty one."""
     stand_ins = {each: ModuleType(each) for each in _NAMES}
-    stand_ins[_NAMES[-1]].functional = SimpleNamespace(pad=_padded)  # type: ignore[attr-defined]
+    functional = SimpleNamespace(pad=_padded, InterpolationMode=int)
+    stand_ins[_NAMES[-1]].functional = functional  # type: ignore[attr-defined]
     path = Path(transformers.__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -25,6 +25,7 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.muse_glimmer.image_processor import MuseProcessor
 from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
@@ -113,6 +114,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "llava_next": llava_next(),
     "minicpmv": minicpmv(),
     "mllama": st.builds(MllamaProcessor, SIDES, ROWS, max_tiles=st.integers(1, 8)),
+    "muse_glimmer": st.builds(MuseProcessor, SIDES, rows=st.integers(1, 5000)),
     "pixtral": st.builds(PixtralProcessor, SIDES, PATCHES, merge=st.integers(1, 3)),
     "qwen": qwen(),
     "square": st.builds(Gemma3Processor, SIDES, ROWS),

@@ -16,6 +16,7 @@ from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.muse_glimmer.image_processor import MuseProcessor
 from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import ScalableProcessor, scaled_to_context
@@ -35,6 +36,7 @@ PROCESSORS: dict[str, tuple[ScalableProcessor, int, int]] = {
     ),
     "kimivl": (KimiVLProcessor(14, 2, 16_384), 4096, 2200),
     "mistral3": (PixtralProcessor(1540, 16, 1), 4096, 2200),
+    "muse_glimmer": (MuseProcessor(28), 4096, 2200),
     "idefics3": (Idefics3Processor(364, 1820, 169), 4096, 2000),  # 4 x 3 and the whole
     "internvl": (InternVLProcessor(448, 256, CLIP), 2048, 1200),
     "lfm2": (Lfm2Processor(16, 2, 64, 256, 512, 2, 10, tolerance=2.0), 2048, 1000),

@@ -38,6 +38,8 @@ from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.muse_glimmer import placeholders as muse
+from model_zoo.models.muse_glimmer.image_processor import MuseProcessor
 from model_zoo.models.step3vl import placeholders as step3vl
 from model_zoo.models.step3vl.image_processor import Step3VLProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
@@ -69,6 +71,7 @@ PLACEMENTS: dict[str, Any] = {
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, images=SLICES, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
+    "muse_glimmer": muse.muse_placeholders,
     "step3vl": lambda tokenizer: step3vl.Step3VLPlaceholders(tokenizer, STEP),
 }
 PROCESSORS: dict[str, Any] = {
@@ -85,6 +88,7 @@ PROCESSORS: dict[str, Any] = {
     "lfm2": LFM2,
     "minicpmv": SLICES,
     "mllama": MllamaProcessor(side=28, tile_rows=5),
+    "muse_glimmer": MuseProcessor(unit=14),
     "step3vl": STEP,
 }
 RESERVED = {
@@ -106,6 +110,7 @@ RESERVED = {
     "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
     "minicpmv": minicpmv.TEXTS.reserved,
     "mllama": mllama.TEXTS.reserved,
+    "muse_glimmer": muse.TEXTS.reserved,
     "step3vl": step3vl.TEXTS.reserved,
 }
 OPTIONAL = (
