@@ -132,7 +132,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("hunyuan", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",), "hunyuan-dense"),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
-    Family("kimivl", (), ("kimivl",), ("deepseek2",)),
+    Family("kimivl", (), ("kimivl", "kimik25"), ("deepseek2",)),
     Family("laguna", ("laguna",), pre_tokenizer="laguna"),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
     Family(

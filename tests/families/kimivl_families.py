@@ -11,9 +11,10 @@ from model_zoo.chat_model import Prompt
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.models.kimivl.multimodal import read_processor
-from model_zoo.models.kimivl.placeholders import TEXTS
+from model_zoo.models.kimivl.multimodal import K25, read_processor
+from model_zoo.models.kimivl.placeholders import K25_TEXTS, TEXTS
 from model_zoo.models.kimivl.vision import KimiVLTower
+from model_zoo.multimodal.image_settings import projector_type
 from model_zoo.registry import load
 from runtime.vision.encoder import VisionTower
 from tests.families.deepseek_families import DEEPSEEK2, DEEPSEEK2_GROUPS
@@ -26,12 +27,13 @@ PATCHES = 100  # the largest image is then a line without a whole patch
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    return KimiVLTower(w, metadata, read_processor(metadata))
+    apart = projector_type(metadata) == K25
+    return KimiVLTower(w, metadata, read_processor(metadata), apart=apart)
 
 
-def write_tower(folder: Path, **settings: Any) -> TowerPair:
+def write_tower(folder: Path, kind: str = "kimivl", **settings: Any) -> TowerPair:
     path, twin = folder / "mmproj-tiny.gguf", KimiVLTwin(**settings)
-    write_projector(path, twin, patches=PATCHES)
+    write_projector(path, twin, patches=PATCHES, kind=kind)
     return TowerPair(load_tower(build_tower, path), twin, path)
 
 
@@ -44,17 +46,20 @@ def tower_features(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Te
     return torch.stack([pair.twin.features(image, grid) for image in pixels])
 
 
-def write_model(folder: Path, files: tuple[str, str], **settings: Any) -> VisionPair:
+def write_model(
+    folder: Path, files: tuple[str, str], kind: str = "kimivl", **settings: Any
+) -> VisionPair:
+    texts = K25_TEXTS if kind == K25 else TEXTS
     source, twin = folder / "checkpoint", KimiVLTwin(**settings)
     twin.text = write_checkpoint(
         DeepseekV3Config(**(DEEPSEEK2 | DEEPSEEK2_GROUPS | rope(10000.0)), num_mtp_layers=0),
         source,
-        special=TEXTS.reserved,
-        spelled=TEXTS.spelled,
+        special=texts.reserved,
+        spelled=texts.spelled,
     )
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour="llama.cpp")
-    write_projector(projector, twin, patches=PATCHES)
+    write_projector(projector, twin, patches=PATCHES, kind=kind)
     model = load(path, projector=projector, device=CPU, dtype=torch.float32)
     return VisionPair(model, twin, expected)
 

@@ -1,5 +1,5 @@
-"""Kimi-VL, which `transformers` does not have: its vision model is that of Kimi K2.5 for images of
-one frame, and its projector files are those of llama.cpp's converter."""
+"""Kimi K2.5 and Kimi-VL, which `transformers` does not have: its vision model is that of Kimi K2.5
+for images of one frame. Projector files are those of llama.cpp's converter."""
 
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,11 @@ class KimiVLTwin(nn.Module):
         return self.projection(self.vision(patches, shape).pooler_output).flatten(0, 1)
 
 
-def write_projector(path: Path, twin: KimiVLTwin, *, patches: int) -> None:
+def write_projector(path: Path, twin: KimiVLTwin, *, patches: int, kind: str = "kimivl") -> None:
+    """kind: the type of the projector."""
     config, writer = twin.config, gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "kimivl")
+    writer.add_string("clip.projector_type", kind)
     for key, value in {
         "image_size": 8 * PATCH,
         "patch_size": PATCH,
@@ -86,7 +87,7 @@ def write_projector(path: Path, twin: KimiVLTwin, *, patches: int) -> None:
     writer.add_array("clip.vision.image_mean", [0.5] * 3)
     writer.add_array("clip.vision.image_std", [0.5] * 3)
     writer.add_bool("clip.use_gelu", True)
-    for name, tensor in _named(twin).items():
+    for name, tensor in (_of_k25 if kind == "kimik25" else _named)(twin).items():
         writer.add_tensor(name, tensor.contiguous().numpy())
     finish(writer)
 
@@ -108,6 +109,23 @@ def _named(twin: KimiVLTwin) -> dict[str, Tensor]:
         for kind, tensor in (("weight", module.weight), ("bias", module.bias)):
             named[f"{name}.{kind}"] = _neighbours(tensor) if turned else tensor
     return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def _of_k25(twin: KimiVLTwin) -> dict[str, Tensor]:
+    """A table of positions by row and column, and one matrix of queries, keys and values, where the
+    pairs of rows turned by column precede those turned by row."""
+    named = _named(twin)
+    named["v.position_embd.weight"] = twin.vision.patch_embed.pos_emb.position_embeddings.detach()
+    for index in range(len(twin.vision.layers)):
+        for kind in ("weight", "bias"):
+            parts = [named.pop(f"v.blk.{index}.attn_{part}.{kind}") for part in "qkv"]
+            turned = [_apart(part) for part in parts[:2]]
+            named[f"v.blk.{index}.attn_qkv.{kind}"] = torch.cat([*turned, parts[2]])
+    return named
+
+
+def _apart(rows: Tensor) -> Tensor:
+    return rows.unflatten(0, (HEADS, -1, 2, 2)).transpose(1, 2).flatten(0, 3)
 
 
 def _neighbours(rows: Tensor) -> Tensor:

@@ -248,7 +248,11 @@ TOWERS: Mapping[str, TowerFamily] = {
     "kimivl": TowerFamily(
         kimivl_families.build_tower,
         PreTrainedConfig,
-        {"plain": {}, "one_position": {"pos_emb_height": 1, "pos_emb_width": 1}},
+        {
+            "plain": {},
+            "one_position": {"pos_emb_height": 1, "pos_emb_width": 1},
+            "k25": {"kind": "kimik25"},
+        },
         kimivl_families.pixels,
         kimivl_families.tower_features,
         shapes=((4, 4), (1, 7), (5, 2)),

@@ -281,7 +281,7 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         grids=[(1, 2), (2, 1)],
     ),
     "kimivl": VisionFamily(
-        configs={"plain": {}},
+        configs={"plain": {}, "k25": {"kind": "kimik25"}},
         make=PreTrainedConfig,
         expected=kimivl_families.expected,
         special=kimivl.TEXTS.reserved,

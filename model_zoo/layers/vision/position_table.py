@@ -11,9 +11,13 @@ from model_zoo.layers.vision.vision_sizes import VisionSizes
 
 
 def position_table(w: TensorScope, sizes: VisionSizes, name: str = "position_embd") -> Tensor:
-    """The table [side * side, hidden] as float32 [1, hidden, side, side]. Raises ModelFileError if
-    the number of its rows is no square."""
-    count = (w.shape(name, dimensions=2) or (1,))[0]
+    """The table [side * side, hidden], or [side, side, hidden], as float32 [1, hidden, side, side].
+    Raises ModelFileError if the number of its rows is no square."""
+    stored = w.shape(name, dimensions=2) or (1,)
+    count = stored[0]
+    if len(stored) == 3:
+        table = w.table(f"{name}.weight", shape=(count, count, sizes.hidden))
+        return table.permute(2, 0, 1)[None]
     side = isqrt(count)
     if side * side != count:
         raise sizes.metadata.error(

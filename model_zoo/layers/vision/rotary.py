@@ -13,17 +13,18 @@ from model_zoo.layers.vision.vision_sizes import VisionSizes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneRotary:
-    """first, second: float32 [head_dim / 4], the frequencies of each coordinate."""
+    """first, second: float32 [head_dim / 4], the frequencies of each coordinate. alternating:
+    whether the pairs of both alternate; otherwise those of the first come first."""
 
     first: Tensor
     second: Tensor
     pairs: Pairs
+    alternating: bool = False
 
     def __call__(self, first: Tensor, second: Tensor) -> Rotation:
         """The rotation of rows with these coordinates, int64 [rows] each."""
-        angles = torch.cat(
-            [first[:, None].float() * self.first, second[:, None].float() * self.second], 1
-        )
+        turns = [first[:, None].float() * self.first, second[:, None].float() * self.second]
+        angles = torch.stack(turns, 2).flatten(1) if self.alternating else torch.cat(turns, 1)
         return Rotation(angles.cos(), angles.sin(), self.pairs)
 
 

@@ -1,4 +1,5 @@
-"""Image processor of Kimi-VL: keeps size and aspect of images up to a number of patches."""
+"""Image processor of Kimi-VL and Kimi K2.5: keeps size and aspect of images up to a number of
+patches."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,8 +20,10 @@ from model_zoo.images.tiling import Size, on_canvas
 from runtime.vision.encoder import ImageOutline
 
 MOST_PATCHES = 4096
-# The model's code refuses images with 512 patches or more along a side.
+# The code of Kimi-VL refuses images with 512 patches or more along a side.
 EDGE_PATCHES = 511
+# That of Kimi K2.5 scales images down that have more.
+MOST_ALONG_A_SIDE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,15 @@ class KimiVLProcessor:
     """pixels [3, height, width], black at the right and bottom so that both sides are multiples of
     `patch * merge`; grid: height and width of the rectangle of feature rows.
 
-    patches: number of whole patches above which images are scaled down.
+    patches: number of whole patches above which images are scaled down. side: number of patches
+    along a side above which they are scaled down, too; None: images with more than `EDGE_PATCHES`
+    are refused.
     """
 
     patch: int
     merge: int
     patches: int = MOST_PATCHES
+    side: int | None = None
     normalisation: Normalisation = STANDARD
 
     @property
@@ -41,7 +47,9 @@ class KimiVLProcessor:
         """Scaling leaves somewhat more patches than `patches`, since it counts whole ones only.
 
         An image with (a, b) whole patches has less area than one of (a + 1, b + 1), so that after
-        scaling (ab)² <= patches * (a + 1) * (b + 1). One without a whole patch is not scaled.
+        scaling (ab)² <= patches * (a + 1) * (b + 1). One without a whole patch is not scaled. With
+        a `side`, any may become one: (a, b) whole patches are then fewer than (b + 1) *
+        √(patches / ab) along the longer side, where b is less than the greatest aspect times a + 1.
         """
         most = 0
         for high in range(math.isqrt(self.patches) + 2):
@@ -49,6 +57,8 @@ class KimiVLProcessor:
             if high:
                 share = self.patches * (high + 1) / high**2
                 wide = min(wide, int((share + math.sqrt(share**2 + 4 * share)) / 2))
+            elif self.side:
+                wide = min(wide, math.isqrt(2 * (MAX_ASPECT + 1) * self.patches) + 1)
             longest = -(-MAX_ASPECT * below // (self.patch * self.merge))
             columns = min(wide // self.merge + 1, longest, self._edge)
             most = max(most, (high // self.merge + 1) * columns)
@@ -56,14 +66,16 @@ class KimiVLProcessor:
 
     @property
     def largest(self) -> ImageOutline:
-        """The best of a line without a whole patch, and of images that have a few whole patches too
-        many and a part of one more."""
+        """The best of lines, one of them without a whole patch, and of images that have a few whole
+        patches too many and a part of one more."""
         line = max(self.patch - 1, 1)  # without a whole patch
         sizes = [(line, min(self._edge * self.patch * self.merge, MAX_ASPECT * line))]
         for high in range(1, math.isqrt(self.patches) + 2):
+            shorter = (high + 1) * self.patch - 1
+            sizes.append((shorter, MAX_ASPECT * shorter))
             least = self.patches // high + 1
             for wide in range(least, 2 * least, max(least // 32, 1)):
-                sizes.append(((high + 1) * self.patch - 1, (wide + 1) * self.patch - 1))
+                sizes.append((shorter, (wide + 1) * self.patch - 1))
         made = (self._grid(*size) for size in sizes if size[1] <= MAX_ASPECT * size[0])
         return self._outline(max(filter(None, made), key=math.prod))
 
@@ -90,7 +102,7 @@ class KimiVLProcessor:
     @property
     def _edge(self) -> int:
         """The largest number of merged patches along a side."""
-        return EDGE_PATCHES // self.merge
+        return (self.side or EDGE_PATCHES) // self.merge
 
     def _outline(self, grid: Size) -> ImageOutline:
         unit = self.patch * self.merge
@@ -102,8 +114,19 @@ class KimiVLProcessor:
         return (high, wide) if max(high, wide) <= self._edge else None
 
     def _scaled(self, height: int, width: int) -> Size:
+        if self.side is not None:
+            return self._scaled_to_side(height, width)
         count = (height // self.patch) * (width // self.patch)
         if count <= self.patches:
             return height, width
         scale = math.sqrt(self.patches / count)
         return max(int(height * scale), 1), max(int(width * scale), 1)
+
+    def _scaled_to_side(self, height: int, width: int) -> Size:
+        """A side of less than a patch counts as one."""
+        assert self.side is not None
+        whole = max(1, height // self.patch) * max(1, width // self.patch)
+        longest = self.side * self.patch
+        scale = min(1.0, math.sqrt(self.patches / whole), longest / height, longest / width)
+        high, wide = (min(max(1, int(side * scale)), longest) for side in (height, width))
+        return high, wide

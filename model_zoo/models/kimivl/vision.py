@@ -1,20 +1,19 @@
-"""Vision model of Kimi-VL: MoonViT, whose patches are merged two by two."""
+"""Vision model of Kimi-VL and Kimi K2.5: MoonViT, whose patches are merged two by two."""
 
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.rope import Pairs, Rotation
+from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.position_table import add_positions_, position_table
-from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
@@ -27,16 +26,23 @@ EPS = 1e-5
 
 class KimiVLTower:
     """See `VisionTower`. pixels [images, 3, height, width], both sides multiples of the side of a
-    merged patch; the grid is that of merged patches. images: the processor of its images."""
+    merged patch; the grid is that of merged patches. images: the processor of its images. apart:
+    whether the pairs of a head that are turned by column precede those turned by row, as in files
+    of Kimi K2.5, where they alternate in those of Kimi-VL."""
 
-    def __init__(self, w: TensorScope, metadata: Metadata, images: KimiVLProcessor) -> None:
+    def __init__(
+        self, w: TensorScope, metadata: Metadata, images: KimiVLProcessor, *, apart: bool = False
+    ) -> None:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype, self.images = w.device, w.dtype, images
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._position_embd = position_table(v, sizes)
         sizes.quarters()
-        self._frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
+        frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
+        self._rotary = PlaneRotary(
+            frequencies, frequencies, Pairs.INTERLEAVED, alternating=not apart
+        )
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
         self._layers = [layer(v.scope("blk", index)) for index in range(sizes.layers)]
         self._post_norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
@@ -66,7 +72,7 @@ class KimiVLTower:
         patches = squares(pixels.to(self._dtype), self._sizes.patch)[:, order]
         x = self._embed(patches.flatten(0, 1))
         add_positions_(x, self._stretched(rows, columns), down, right)
-        rotation = repeated(self._rotation(down, right), images)
+        rotation = repeated(self._rotary(right, down), images)
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
             x = layer(x, batch)
@@ -77,9 +83,3 @@ class KimiVLTower:
         if self._position_embd.shape[2:] == (rows, columns):
             return self._position_embd
         return F.interpolate(self._position_embd, size=(rows, columns), mode="bicubic")
-
-    def _rotation(self, rows: Tensor, columns: Tensor) -> Rotation:
-        """Pairs of neighbouring dimensions are turned by column and row alternately."""
-        turns = [place[:, None].float() * self._frequencies for place in (columns, rows)]
-        angles = torch.stack(turns, dim=2).flatten(1)
-        return Rotation(angles.cos(), angles.sin(), Pairs.INTERLEAVED)

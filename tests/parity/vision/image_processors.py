@@ -187,6 +187,21 @@ def kimivl(limit: int) -> Row:
     return KimiVLProcessor(patch=14, merge=2, patches=limit), expected
 
 
+def kimik25(limit: int, side: int) -> Row:
+    module = original("transformers.models.kimi_k25.image_processing_kimi_k25")
+
+    def expected(image: Image) -> Expected:
+        small, padded = module.navit_resize(*image.shape[:2], 14, 2, limit, side)
+        picture = Pillow.fromarray(image).resize(small[::-1], Pillow.Resampling.BICUBIC)
+        canvas = np.zeros((*padded, 3), np.uint8)
+        canvas[: small[0], : small[1]] = np.asarray(picture)
+        pixels, grid = torch.from_numpy(canvas).permute(2, 0, 1).float() / 255, padded
+        rows, columns = grid[0] // 28, grid[1] // 28
+        return Expected((pixels - 0.5) / 0.5, (rows, columns), rows * columns)
+
+    return KimiVLProcessor(patch=14, merge=2, patches=limit, side=side), expected
+
+
 def muse_glimmer(rows: int) -> Row:
     """Pillow's filter is that of torchvision 0.27 on a CPU, for 8-bit pixels."""
     module = original("transformers.models.muse_glimmer.image_processing_muse_glimmer")
@@ -399,6 +414,8 @@ PROCESSORS: Mapping[str, Row] = {
     "internvl of several tiles": internvl(2, 6),
     "internvl of one tile": internvl(1, 1),
     "kimivl": kimivl(100),
+    "kimik25": kimik25(100, 512),
+    "kimik25 of short images": kimik25(900, 40),
     "lfm2": lfm2(2, 10),
     "lfm2 without the whole of a large image": lfm2(3, 6, 8.0, use_thumbnail=False),
     "llama4": llama4(16),

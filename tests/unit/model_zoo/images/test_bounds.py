@@ -108,6 +108,9 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
         Idefics3Processor, st.integers(100, 600), st.integers(4000, 6000), ROWS
     ),
     "internvl": internvl(),
+    "kimik25": st.builds(
+        KimiVLProcessor, PATCHES, st.integers(1, 4), st.integers(100, 5000), st.just(512)
+    ),
     "kimivl": st.builds(KimiVLProcessor, PATCHES, st.integers(1, 4), st.integers(100, 5000)),
     "lfm2": lfm2(),
     "llama4": st.builds(Llama4Processor, SIDES, ROWS, max_tiles=st.integers(1, 20)),
