@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 END = "<|im_end|>"
 # Markers of formats that vocabularies have as tokens.
-TOKEN = re.compile(r"<[^<>]{4,}>|\[[A-Z_/]+\]")
+TOKEN = re.compile(r"\]<\]minimax\[>\[|<[^<>]{4,}>|\[[A-Z_/]+\]")
 
 
 class ByteTokenizer:

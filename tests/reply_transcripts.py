@@ -383,16 +383,23 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "x</param></function>",
         Parsed("TT", "RR", BOTH),
     ),
+    "minimax-m3": (
+        "tools ]<]minimax[>[ <tool_call> <mm:think> </mm:think>",
+        '<mm:think>RR</mm:think>TT\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_'
+        'weather">]<]minimax[>[<city>'
+        f"{CITY}]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>"
+        '\n]<]minimax[>[<invoke name="get_time">]<]minimax[>[<city>x]<]minimax[>[</city>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        Parsed("TT", "RR", BOTH),
+    ),
     "muse": (
         "tools <atem:function_calls> <|eom|>",
-        " to=self<|message|>RR<|eom|><|start|>assistant to=user<|message|>TT<|eom|>"
-        "<|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
-        '<atem:invoke name="get_weather">\n'
-        f'<atem:parameter name="city">{CITY}</atem:parameter>\n'
-        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n'
-        "</atem:function_calls><|eom|><|start|>assistant to=get_time<|message|>"
-        '<atem:function_calls>\n<atem:invoke name="get_time">\n<atem:parameter name="city">x'
-        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        " to=self<|message|>RR<|eom|><|start|>assistant to=user<|message|>TT<|eom|><|start|>assista"
+        'nt to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+        f'<atem:parameter name="city">{CITY}</atem:parameter>\n<atem:parameter name="days">3'
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=get_"
+        'time<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n<atem:parameter name='
+        '"city">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
         Parsed("TT", "RR", BOTH),
     ),
     "functionary-3.1": (

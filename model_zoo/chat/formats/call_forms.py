@@ -6,7 +6,7 @@ Sources: the families' published chat templates.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_zoo.chat.formats import family_calls, family_parameters
+from model_zoo.chat.formats import element_calls, family_calls, family_parameters
 from model_zoo.chat.formats.arguments import Arguments, JsonArguments, ParameterArguments
 from model_zoo.chat.formats.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaCalls
 from model_zoo.chat.formats.lark import LINE_END, Match, Maybe, Pieces
@@ -198,6 +198,17 @@ _FORMS = {
     "tool-code": CallForm(_PYTHON, "```tool_code\n", ("\n```",)),
     "pythonic": CallForm(_PYTHON, end=("]",), separator=_COMMA, opener="["),
     "minimax-m2": _invoked(family_parameters.MINIMAX_M2, "<minimax:tool_call>"),
+    "minimax-m3": CallForm(
+        NamedCall(
+            (element_calls.BEGIN,),
+            (element_calls.NAME_END,),
+            (element_calls.END,),
+            element_calls.ElementArguments(),
+        ),
+        f"{element_calls.OPEN}\n",
+        (f"\n{element_calls.CLOSE}",),
+        ("\n",),
+    ),
     "seed": CallForm(
         _SEED,
         "<seed:tool_call>\n",

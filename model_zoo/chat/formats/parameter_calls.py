@@ -175,7 +175,7 @@ def _reader(calls: Calls, tool: str, key: str, attributes: str) -> Callable[[str
     """A function that converts the text of a value; None: the text is the value."""
     if attributes:
         return None if 'string="true"' in attributes else _json
-    return _READERS[calls.reading(tool, key)]
+    return reader_of(calls.reading(tool, key))
 
 
 def _json(text: str) -> Any:
@@ -222,6 +222,11 @@ _READERS: Mapping[Reading, Callable[[str], Any] | None] = {
     Reading.TEXT_OR_NULL: _text_or_null,
     Reading.JSON: _json,
 }
+
+
+def reader_of(reading: Reading) -> Callable[[str], Any] | None:
+    """A function that converts the text of a value; None: the text is the value."""
+    return _READERS[reading]
 
 
 def _in_name(char: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from model_zoo.chat.formats import (
+    element_calls,
     family_calls,
     family_parameters,
     functionary,
@@ -157,6 +158,8 @@ _SYNTAXES = (
                {_TOOLCALL: closed_by(_TOOLCALL_END, json_sequence)}, markup=(_TOOLCALL_END,)),
     CallSyntax("nemotron", ("<TOOLCALL>",),
                {"<TOOLCALL>": closed_by("</TOOLCALL>", json_calls)}),
+    CallSyntax("minimax-m3", (element_calls.MARK,), {element_calls.OPEN: element_calls.read},
+               markup=(element_calls.MARK, *element_calls.MARKERS)),
     _written("minimax-m2", ("<minimax:tool_call>",), "<minimax:tool_call>",
              family_parameters.MINIMAX_M2),
     _written("seed", ("<seed:tool_call>",), "<seed:tool_call>",

@@ -45,7 +45,7 @@ WRITTEN = (
     "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
     "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3", "hunyuan-dense",
     "minicpm3", "nemotron-mini", "functiongemma", "glm-4.1v", "kimi-vl", "hunyuan-3",
-    "hunyuan-3-preview", "muse",
+    "hunyuan-3-preview", "minimax-m3", "muse",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
