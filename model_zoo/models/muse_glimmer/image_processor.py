@@ -68,4 +68,4 @@ class MuseProcessor:
 
 def _around(high: float, wide: float) -> Iterator[Size]:
     """The grids whose sides are these rounded down or up."""
-    return product(*({math.floor(side), math.ceil(side)} for side in (high, wide)))
+    return product({math.floor(high), math.ceil(high)}, {math.floor(wide), math.ceil(wide)})
