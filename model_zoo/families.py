@@ -101,6 +101,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek2", ("mistral4",), pre_tokenizer="tekken"),
     Family("deepseekocr", _DEEPSEEKOCR, _OCR_PROJECTORS, _DEEPSEEKOCR, "deepseek-v3"),
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
+    Family("dots_ocr", (), ("dots_ocr",), ("qwen2",)),
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone", ("exaone",), pre_tokenizer="exaone"),
     Family("eurobert", encoders=("eurobert",), pre_tokenizer="llama-bpe"),

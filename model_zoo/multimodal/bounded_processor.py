@@ -10,7 +10,7 @@ from model_zoo.images.bounded_area import BoundedArea, Growth
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
 from model_zoo.images.tiling import patch_blocks
-from model_zoo.layers.vision.vision_sizes import MAX_PATCH, merged_side
+from model_zoo.layers.vision.vision_sizes import MAX_PATCH, MERGED_KEY, merged_side
 from model_zoo.multimodal.image_settings import read_normalisation
 from runtime.vision.encoder import ImageOutline
 
@@ -40,15 +40,16 @@ class BoundedProcessor:
         *,
         patch: int | None = None,
         grows: Growth | None = None,
+        merged_key: str = MERGED_KEY,
     ) -> Self:
         """The settings of a file with these bounds of area. normalisation, patch: where the file
-        states none; without `patch` it must."""
+        states none; without `patch` it must. merged_key: of `merge`."""
         key = "vision.patch_size"
         if patch is None:
             patch = metadata.require_size(key, at_most=MAX_PATCH)
         return cls(
             metadata.get_size(key, patch, at_most=MAX_PATCH),
-            merged_side(metadata),
+            merged_side(metadata, merged_key),
             *areas,
             read_normalisation(metadata, normalisation),
             grows,

@@ -40,6 +40,7 @@ END_TEXTS = frozenset(
         "<|calls|>",
         "<end_of_turn>",
         "<|endoftext|>",
+        "<|endofassistant|>",
         "<|eom_id|>",
         "<|eom|>",
         "<EOT>",

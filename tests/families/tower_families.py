@@ -29,6 +29,7 @@ from model_zoo.models.qwen25vl import vision as qwen25vl
 from tests.families import (
     deepseekocr2_families,
     deepseekocr_families,
+    dots_families,
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
@@ -102,6 +103,18 @@ TOWERS: Mapping[str, TowerFamily] = {
         shapes=((1, 1), (1, 2)),
         grids=True,
         limit_images=(1,),
+    ),
+    "dots_ocr": TowerFamily(
+        dots_families.build_tower,
+        PreTrainedConfig,
+        {"plain": {}, "other_eps": {"eps": 1e-2}, "no_merging": {"merge": 1, "patch": 28}},
+        dots_families.pixels,
+        kimivl_families.tower_features,
+        shapes=((4, 4), (1, 7), (5, 2)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        writer=dots_families.write_tower,
     ),
     "exaone45": TowerFamily(
         with_211_rows(qwen25vl.Qwen25VLTower),

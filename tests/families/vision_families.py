@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from model_zoo.models.deepseekocr import placeholders as deepseekocr
+from model_zoo.models.dots_ocr import placeholders as dots
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
@@ -39,6 +40,7 @@ from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import (
     deepseekocr2_families,
     deepseekocr_families,
+    dots_families,
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
@@ -193,6 +195,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         engine_flavour=None,
         special=deepseekocr_families.SPECIAL,
         spelled=deepseekocr.TEXTS.spelled,
+    ),
+    "dots_ocr": VisionFamily(
+        configs={"plain": {}},
+        make=PreTrainedConfig,
+        expected=kimivl_families.expected,
+        special=dots.TEXTS.reserved,
+        spelled=dots.TEXTS.spelled,
+        grids=[(2, 5), (5, 2)],
+        writer=dots_families.write_model,
     ),
     "exaone45": VisionFamily(
         exaone45_config,

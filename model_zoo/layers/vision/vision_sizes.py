@@ -9,6 +9,7 @@ from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
 # The side of the squares of patches that become one row, where a file states none.
 MERGED = 2
+MERGED_KEY = "vision.spatial_merge_size"
 CHANNELS = 3
 KV_HEADS_KEY = "vision.attention.head_count_kv"
 _KEYS = {
@@ -108,6 +109,6 @@ class VisionSizes:
         return self.head_dim // 4
 
 
-def merged_side(metadata: Metadata) -> int:
+def merged_side(metadata: Metadata, key: str = MERGED_KEY) -> int:
     """The side of the squares of patches that become one row of features."""
-    return metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+    return metadata.get_size(key, MERGED, at_most=MAX_MERGED)

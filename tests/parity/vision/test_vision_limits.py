@@ -219,6 +219,7 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
     ("family", "flavour", "context"),
     [
         ("deepseekocr", "llama.cpp", 96),
+        ("dots_ocr", "llama.cpp", 16),
         ("glm4v", "llama.cpp", 16),
         ("hunyuan_vl", "llama.cpp", 16),
         ("idefics3", "llama.cpp", 16),

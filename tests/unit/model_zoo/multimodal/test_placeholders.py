@@ -16,6 +16,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.images.slicing import Slicing
 from model_zoo.models.deepseekocr import placeholders as deepseekocr
 from model_zoo.models.deepseekocr.image_processor import DeepseekOCRProcessor
+from model_zoo.models.dots_ocr import placeholders as dots
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -59,6 +60,7 @@ STEP = Step3VLProcessor(side=32, tile=16, patch=2)
 SLICES = MiniCPMVProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
     "deepseekocr": deepseekocr.deepseekocr_placeholders,
+    "dots_ocr": dots.dots_placeholders,
     "gemma3": gemma3.gemma3_placeholders,
     "gemma4": gemma4.gemma4_placeholders,
     "pixtral": pixtral.PixtralPlaceholders,
@@ -76,6 +78,7 @@ PLACEMENTS: dict[str, Any] = {
 }
 PROCESSORS: dict[str, Any] = {
     "deepseekocr": DeepseekOCRProcessor(side=64, tile=40, patch=4),
+    "dots_ocr": BoundedProcessor(14, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "gemma3": Gemma3Processor(28, 4),
     "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
@@ -93,6 +96,7 @@ PROCESSORS: dict[str, Any] = {
 }
 RESERVED = {
     "deepseekocr": deepseekocr.TEXTS.reserved,
+    "dots_ocr": dots.TEXTS.reserved,
     "gemma3": gemma3.TEXTS.reserved,
     "gemma4": gemma4.TEXTS.reserved,
     "pixtral": pixtral.TEXTS.reserved,

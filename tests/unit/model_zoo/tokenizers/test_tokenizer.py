@@ -79,6 +79,11 @@ def test_padding_that_a_file_states_ends_answers() -> None:
     assert ends(special, **keys) == {"<A>", "<B>", "<C>"}
 
 
+def test_dots_ocrs_turns_end_where_its_files_state_another_end() -> None:
+    special = {"<|endofassistant|>": CONTROL, "<|endofuser|>": CONTROL}
+    assert ends(special) == {"<|endofassistant|>"}
+
+
 def test_harmony_end_of_message_does_not_end_the_answer() -> None:
     assert ends({"<|end|>": CONTROL}) == {"<|end|>"}
     harmony = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
