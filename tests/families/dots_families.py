@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import Qwen2Config
+from transformers import PreTrainedConfig, Qwen2Config
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
@@ -30,6 +30,7 @@ from runtime.vision.encoder import VisionTower
 from tests.families import kimivl_families
 from tests.families.minicpmv_twin import randomise
 from tests.families.text_family import SIZES
+from tests.families.tower_family import TowerFamily
 from tests.families.towers import TowerPair, load_tower, random_pixels
 from tests.families.vision_agreement import CPU, VisionPair, write_checkpoint
 
@@ -144,3 +145,17 @@ def _write(folder: Path, twin: DotsTwin, files: tuple[str, str]) -> tuple[Path, 
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour="llama.cpp")
     return path, projector
+
+
+TOWER = TowerFamily(
+    build_tower,
+    PreTrainedConfig,
+    {"plain": {}, "other_eps": {"eps": 1e-2}, "no_merging": {"merge": 1, "patch": 28}},
+    pixels,
+    kimivl_families.tower_features,
+    shapes=((4, 4), (1, 7), (5, 2)),
+    grids=True,
+    flavours=("llama.cpp",),
+    limit_images=(1,),
+    writer=write_tower,
+)
