@@ -125,7 +125,7 @@ class Exclusions:
             self._apart(mine, each, depth) for mine in self._conjuncts(one) for each in theirs
         )
 
-    def _apart(self, one: Schema | bool, other: Schema | bool, depth: int) -> bool:
+    def _apart(self, one: Schema | bool | None, other: Schema | bool | None, depth: int) -> bool:
         if not self._step(depth):
             return False
         if allows_nothing(one) or allows_nothing(other):
@@ -149,9 +149,11 @@ class Exclusions:
             if name in theirs and all(name in listed for listed in required)
         )
 
-    def _conjuncts(self, schema: Any, depth: int = 0) -> Iterator[Schema | bool]:
-        """The schema, and further ones that all its values follow."""
+    def _conjuncts(self, schema: Any, depth: int = 0) -> Iterator[Schema | bool | None]:
+        """The schema, and further ones that all its values follow; None in place of those beyond
+        the limits."""
         if not isinstance(schema, bool | dict) or not self._step(depth):
+            yield None
             return
         yield schema
         if isinstance(schema, dict):
@@ -170,9 +172,11 @@ class Exclusions:
 
     def names(self, schema: Any) -> dict[str, None] | None:
         """The names of the members that a part describes; None if it describes some by something
-        else than names, or only conditionally."""
+        else than names, or only conditionally, or if it exceeds the limits."""
         found: dict[str, None] = {}
         for each in self._conjuncts(schema):
+            if each is None:
+                return None
             if isinstance(each, bool):
                 continue
             further = each.get("additionalProperties", False) is not False

@@ -334,6 +334,13 @@ def test_other_uses_of_these_keywords_are_refused(schema, keyword: str) -> None:
     assert keyword in (error_of({"type": ["object", "string", "array"], **schema}) or "")
 
 
+def test_members_of_a_far_ancestor_are_not_excluded_silently() -> None:
+    schema: Any = {"properties": {"a": {}}, "required": ["a"]}
+    for at in range(5):
+        schema = {"properties": {f"b{at}": {}}, "allOf": [{"allOf": [schema]}]}
+    assert "unevaluated" in (error_of({**schema, "unevaluatedProperties": False}) or "")
+
+
 def test_named_members_within_each_other_are_not_multiplied_without_end() -> None:
     schema: Any = {"type": "integer"}
     for _ in range(5):
