@@ -94,7 +94,8 @@ class _Upload:
             if self._broken:
                 self._resume()
             self._broken = True
-            self._continue()
+            if not self._complete:
+                self._continue()
             self._broken = False
         except TransientError:
             if self._sent - before < PROGRESS_BYTES:

@@ -144,6 +144,25 @@ def test_a_connection_that_always_breaks_is_an_error(store) -> None:
         assert methods(server).count("PATCH") <= 7
 
 
+def test_a_blob_whose_upload_ended_without_an_answer_is_complete(store) -> None:
+    published, lost = registry(), []
+
+    def silent(exchange: Exchange) -> None:
+        if exchange.method != "PUT" or "/uploads/" not in exchange.path or lost:
+            published(exchange)
+            return
+        lost.append(exchange)
+        exchange.begin = lambda status, headers: None  # type: ignore[method-assign]
+        published(exchange)
+        raise ConnectionError
+
+    with serving(published) as source:
+        name = pulled(store, source, published)
+    with serving(silent) as server:
+        send(renamed(store, name, server), store)
+        assert lost and methods(server).count("POST") == len(published.blobs)
+
+
 def test_a_lost_session_is_begun_again(store) -> None:
     published, lost = registry(), []
 
