@@ -68,6 +68,7 @@ def test_a_client_that_begins_after_the_end_starts_a_new_operation(operations):
         operations.begin(client, "a", lambda progress: runs.append(1))
         wait_until(lambda client=client: operations.follow(client, 0).done)
     assert len(runs) == 2
+    assert operations.follow("first", 0).done, "its client may not have read the end yet"
 
 
 def test_followers_get_the_error_of_the_operation(operations):
