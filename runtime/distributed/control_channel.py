@@ -84,9 +84,7 @@ class RankZero:
         """Wait until all ranks have joined. Raises the failure that is passed to `fail`."""
         with closing(Admission(self._listener, self._token, self.size, self._tls)) as admission:
             while admission.missing:
-                self.check()
-                if self._closing:
-                    raise EngineDeadError("Rank 0 was closed before all other ranks had joined.")
+                self._check_open()
                 for rank, connection in admission.joined(wait_s=0.2):
                     _keep_alive(connection)
                     self._connections[rank] = connection
@@ -111,10 +109,10 @@ class RankZero:
 
     def receive_json(self) -> list[dict[str, Any]]:
         """The next message of each other rank, ordered by rank. Raises the failure of a rank if one
-        has sent none before."""
+        has sent none before, EngineDeadError if rank 0 is closed meanwhile."""
         with self._changed:
             while not all(self._messages.values()):
-                self.check()
+                self._check_open()
                 self._changed.wait()
         return [messages.pop(0) for messages in self._messages.values()]
 
@@ -142,11 +140,17 @@ class RankZero:
         """Close the connections, which ends the other ranks."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         self._listener.close()
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+    def _check_open(self) -> None:
+        self.check()
+        if self._closing:
+            raise EngineDeadError("Rank 0 was closed while it waited for the other ranks.")
 
     def _listen(self, rank: int, connection: Connection) -> None:
         try:

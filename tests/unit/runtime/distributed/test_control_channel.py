@@ -100,6 +100,14 @@ def test_a_failure_before_all_have_joined_ends_the_wait(rank_zero) -> None:
         rank_zero.wait_for_ranks()
 
 
+def test_closing_ends_the_wait_for_messages(rank_zero) -> None:
+    lines = all_gather(rank_zero)
+    threading.Timer(0.1, rank_zero.close).start()
+    with pytest.raises(EngineDeadError, match="Rank 0 was closed"):
+        rank_zero.receive_json()
+    assert len(lines) == 2
+
+
 def test_closing_is_not_a_failure(rank_zero) -> None:
     heard: list[int] = []
     rank_zero.watch = lambda: heard.append(1)
