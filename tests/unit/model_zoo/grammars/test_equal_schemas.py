@@ -228,6 +228,9 @@ REFERENCES: list[Any] = [
     {"properties": {"b": {"$ref": "urn:x#/$defs/y"}},
      "$defs": {"x": {"$id": "urn:x", "$defs": {"y": NODE}}}},
     {"properties": {"b": {"$dynamicRef": "#n"}}, "$defs": {"x": {"$dynamicAnchor": "n", **NODE}}},
+    {"properties": {"b": {"$ref": "#n"}}, "$defs": {
+        "x": {"$dynamicAnchor": "n", **NODE}, "y": {"$id": "urn:y", "$dynamicAnchor": "n"},
+    }},
     {"properties": {"b": {"$ref": "#/x"}}, "x": INNER},
     {"properties": {"a": {"prefixItems": [NODE]}, "b": {"$ref": "#/properties/a/prefixItems/0"}}},
     {"properties": {"a%/~": NODE, "b": {"$ref": "#/properties/a%25~1~0"}}},
