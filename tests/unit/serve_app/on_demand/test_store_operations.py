@@ -112,6 +112,8 @@ def test_an_operation_without_followers_is_cancelled_and_others_continue(operati
         return ended == ["left"]
 
     wait_until(only_one_ended)
+    with pytest.raises(OverloadedError, match="no client polled"):
+        wait_until(lambda: operations.follow("left", 0).done)
 
 
 def test_a_client_does_not_join_an_operation_that_is_being_cancelled(operations, clock):
