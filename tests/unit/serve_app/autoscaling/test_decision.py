@@ -123,6 +123,15 @@ def test_an_encoder_scales_by_its_queue_and_measured_speed():
     assert decide(NO_DELAY, observed, ScalingState())[0] == 5  # 44 images, 2/s, 5 s each
 
 
+def test_encoders_that_are_busy_with_short_queues_are_all_kept():
+    state = ScalingState(work_per_s=1.0)
+    for now in range(0, 62, 2):
+        reports = tuple(ScalingMetrics(at, waiting=1, work_total=at) for at in (now - 2.0, now))
+        observed = Observation(now, 2, 1, 10, {"one": reports, "two": reports})
+        target, state = decide(RULES, observed, state)
+        assert target == 2
+
+
 def test_a_target_must_be_exceeded_for_the_whole_upscale_delay():
     state = ScalingState()
     for now, metrics in (
@@ -205,13 +214,13 @@ def test_a_replica_whose_reports_have_stopped_prevents_downscaling():
 
 @pytest.mark.parametrize("skew", [0.0, 1000.0, -1000.0])
 def test_the_last_replica_stops_only_after_the_whole_delay_without_work(skew):
-    state = ScalingState()
+    rules, state = replace(RULES, zero_delay_s=50.0), ScalingState()
     for now in range(300):
         metrics = replace(IDLE, running=float(now in (30, 80)))
-        target, state = decide(RULES, observe(metrics, now=float(now), skew=skew), state)
+        target, state = decide(rules, observe(metrics, now=float(now), skew=skew), state)
         if target == 0:
             break
-    assert now == 140
+    assert now == 130
 
 
 def test_work_between_two_reports_keeps_the_last_replica():
