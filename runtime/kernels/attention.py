@@ -51,7 +51,7 @@ def write_cache(
     """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells, in the type
     of the pages; see `encode_rows`. values: None if `pages` has them in keys."""
     assert (values is None) == pages.values_in_keys
-    if (kernels := _native_kernels(pages)) is not None:
+    if (kernels := native_kernels(pages)) is not None:
         _write_cache_cpu(kernels, keys, values, pages, plan)
     elif has_kernels(keys.device):
         from runtime.kernels.triton import cache_write
@@ -87,7 +87,7 @@ def paged_attention(
     one exception: unless `deterministic`, Triton kernels sum in another order for a row that is
     alone in its span.
     """
-    if (kernels := _native_kernels(pages)) is not None:
+    if (kernels := native_kernels(pages)) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scoring)
     if has_kernels(queries.device):
         from runtime.kernels.triton import attention
@@ -108,7 +108,7 @@ def attended_rows(
     """`paged_attention`, flattened to [tokens, heads * value_dim], for products whose weights have
     this `rounding`. Where CUDA devices merge parts of a few rows, they round them in the same
     launch."""
-    if rounding is not None and _native_kernels(pages) is None and has_kernels(queries.device):
+    if rounding is not None and native_kernels(pages) is None and has_kernels(queries.device):
         from runtime.kernels.triton import attention
 
         return attention.attended_rows(
@@ -257,14 +257,14 @@ class _WriteJob(ctypes.Structure):
 
 
 # The numbers of cpu/cache_rows.h, which has no FP8.
-_TYPE_NUMBERS: dict[CacheType, int] = {
+CACHE_TYPE_NUMBERS: dict[CacheType, int] = {
     type: number for number, type in enumerate(CacheType) if type is not CacheType.FP8
 }
 
 
-def _native_kernels(pages: LayerPages) -> ctypes.CDLL | None:
+def native_kernels(pages: LayerPages) -> ctypes.CDLL | None:
     """The C kernels, if they know the type of these pages and their device."""
-    known = pages.keys.device.type == "cpu" and pages.type in _TYPE_NUMBERS
+    known = pages.keys.device.type == "cpu" and pages.type in CACHE_TYPE_NUMBERS
     return library() if known else None
 
 
@@ -297,7 +297,7 @@ def _paged_attention_cpu(
         None if distances is None else address(distances.slopes, (heads,)),
         None if distances is None else address(distances.positions, (rows,), torch.int64),
         result.data_ptr(), None, tiles.data_ptr(), plan.page_table.stride(0),
-        _TYPE_NUMBERS[pages.type], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
+        CACHE_TYPE_NUMBERS[pages.type], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
         torch.get_num_threads(), scoring.scale, softcap or 0.0,
     )  # fmt: skip
     scratch = torch.empty(kernels.caravan_attention_scratch(ctypes.byref(job)))
@@ -328,7 +328,7 @@ def _write_cache_cpu(
         parts.append(_WrittenPart())
     job = _WriteJob(
         *parts, address(plan.write_cell, (count,), torch.int64), cells,
-        _TYPE_NUMBERS[pages.type], count, kv_heads, torch.get_num_threads(),
+        CACHE_TYPE_NUMBERS[pages.type], count, kv_heads, torch.get_num_threads(),
     )  # fmt: skip
     if kernels.caravan_write_cache(ctypes.byref(job)):
         raise ValueError(f"a row goes to a cell that is none of the {cells:,} of the cache")

@@ -47,6 +47,8 @@ SIGNATURES = {
     "caravan_attention_scratch": ([_pointer], _int64),
     "caravan_attention": ([_pointer], None),
     "caravan_write_cache": ([_pointer], _int),
+    "caravan_choice_scratch": ([_pointer], _int64),
+    "caravan_choose_tokens": ([_pointer], None),
     "caravan_delta": ([_pointer, _int], None),
     "caravan_state_space": ([_pointer, _int], None),
     "caravan_selective_scan": ([_pointer, _int], None),

@@ -10,7 +10,7 @@ from runtime.kv.spec import LayerCache
 
 # The C attention kernel: a tile of queries and a block of positions for each thread, in floats.
 _TILE_ROWS = 256
-# Its softmax states of parts of rows, for each thread.
+# Its softmax states of parts of rows, for each thread; the scores of indexers take as much.
 _PART_BYTES = 1 << 21
 # The torch twins: conversions of a slab through several types, and the gathered elements, masks
 # and weights of attention.

@@ -158,6 +158,16 @@ class LayerPages:
     values_in_keys: bool = False
 
     @property
+    def cells(self) -> "LayerPages":
+        """The same rows as pages of one token each, for plans whose rows see single tokens."""
+        keys = self.keys.flatten(0, 1).unsqueeze(1)
+        if self.values_in_keys:
+            values = keys[..., : self.values.shape[-1]]
+        else:
+            values = self.values.flatten(0, 1).unsqueeze(1)
+        return replace(self, keys=keys, values=values)
+
+    @property
     def stored(self) -> tuple[Tensor, ...]:
         """The tensors with memory of their own."""
         return (self.keys,) if self.values_in_keys else (self.keys, self.values)

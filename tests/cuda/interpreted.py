@@ -46,6 +46,6 @@ def as_on_a_device() -> Iterator[None]:
                     patch.setattr(module, "has_kernels", lambda device: True)
                 if hasattr(module, "library"):
                     patch.setattr(module, "library", lambda: None)
-        patch.setattr("runtime.kernels.attention._native_kernels", lambda pages: None)
+        patch.setattr("runtime.kernels.attention.native_kernels", lambda pages: None)
         patch.setattr(tensors, "_on_device", placed)
         yield

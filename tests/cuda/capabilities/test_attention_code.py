@@ -7,6 +7,7 @@ from tests.cuda.compiled import CAPABILITIES, compile_all
 from tests.cuda.test_attention_code import assert_attention_code, assert_other_code
 from tests.cuda.test_draws import assert_draw_code
 from tests.cuda.test_selection import assert_selection_code
+from tests.cuda.test_token_choice import assert_choice_code
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -28,6 +29,7 @@ def test_other_kernels_need_no_stack_and_load_widely(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_selection_keeps_a_row_in_registers(capability: int) -> None:
     assert_selection_code(capability)
+    assert_choice_code(capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
