@@ -6,6 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.indexer import Indexer, shared_choice
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.tensor_parallel import divided_heads
@@ -17,6 +18,7 @@ from runtime.kernels.experts import expert_products
 from runtime.kernels.pointwise import joined
 from runtime.kv.spec import CacheKind, LayerCache
 from runtime.quant.weight import Weight
+from runtime.worker.model import AttentionPlan
 
 HEAD_KEYS = "attention.key_length_mla", "attention.value_length_mla"
 MAX_RANK = 1 << 16
@@ -86,7 +88,8 @@ class LatentAttention:
     older ones, as `attn_kv_b` (heads * (plain + value), latent).
 
     Ranks divide the heads; each has the whole cache. `scale` multiplies the scores, `temperature`
-    queries, by position.
+    queries, by position. With an indexer, which needs compressed queries, rows attend to the tokens
+    that it chooses; with `shares_choice`, to those of the last indexer before the layer.
     """
 
     def __init__(
@@ -98,11 +101,14 @@ class LatentAttention:
         eps: float,
         scale: float,
         temperature: Temperature | None = None,
+        indexer: Indexer | None = None,
+        shares_choice: bool = False,
     ) -> None:
         query = "attn_q" if sizes.query_rank is None else "attn_q_b"
         heads = divided_heads(w, sizes.heads, 1, query=query).heads
         self._sizes, self._scoring, self._deterministic = sizes, Scoring(scale), w.deterministic
         self._temperature = temperature
+        self._indexer, self._shares_choice = indexer, shares_choice
         self._queries = _Queries(w, sizes, heads, hidden, eps)
         rows = sizes.latent + sizes.rotated
         self._compress = w.linear("attn_kv_a_mqa", shape=(rows, hidden))
@@ -116,6 +122,9 @@ class LatentAttention:
         self.row_elements = 4 * (width + 2 * rows + (sizes.query_rank or 0))
         self.row_elements += self._output.row_elements
         self.matrix_elements = hidden * (outputs.count + heads.count * sizes.query + rows)
+        if indexer is not None:
+            self.row_elements += indexer.row_elements
+            self.matrix_elements = max(self.matrix_elements, indexer.matrix_elements)
         self.rounding = self._compress.rounding
 
     def __call__(self, x: Activations, step: Step) -> Tensor:
@@ -126,20 +135,33 @@ class LatentAttention:
         latents, keys = self._norm(latents).unsqueeze(1), keys.unsqueeze(1)
         keys = joined(latents, keys if rotation is None else rotation(keys))
         write_cache(keys, None, step.pages, step.plan)
-        plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
+        compressed = self._queries.compressed(x)
+        plan, pages = self._chosen(x, compressed, step), step.pages
+        if plan is None:
+            plan = step.plan
+        else:
+            pages = pages.cells
+        queries = self._queries(compressed)
+        plain, rotated = queries.split((sizes.plain, sizes.rotated), dim=2)
         absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
         queries = joined(absorbed, rotated if rotation is None else rotation(joined(rotated)))
         if self._temperature is not None:
             queries = self._temperature(queries, step.positions)
         attended = paged_attention(
-            queries, step.pages, step.plan, self._scoring, deterministic=self._deterministic
+            queries, pages, plan, self._scoring, deterministic=self._deterministic
         )
         attended = step.kept(attended.flatten(1)).unflatten(1, attended.shape[1:])
         return self._output(expert_products(attended, self._to_values, None).flatten(1))
 
+    def _chosen(self, x: Activations, compressed: Activations, step: Step) -> AttentionPlan | None:
+        """The plan of chosen tokens; None if rows attend to all that they see."""
+        if self._indexer is not None:
+            return self._indexer(x, compressed, step)
+        return shared_choice(step) if self._shares_choice else None
+
 
 class _Queries:
-    """x [tokens, hidden] -> [tokens, this rank's heads, plain + rotated]."""
+    """x [tokens, hidden], as `compressed` -> [tokens, this rank's heads, plain + rotated]."""
 
     def __init__(
         self, w: TensorScope, sizes: LatentSizes, heads: Split, hidden: int, eps: float
@@ -154,10 +176,14 @@ class _Queries:
             self._norm = w.rms_norm("attn_q_a_norm", eps, size=rank)
             self._expand = w.linear("attn_q_b", shape=(rows, rank), outs=outs)
 
-    def __call__(self, x: Activations) -> Tensor:
-        if self._compress is not None and self._norm is not None:
-            x = self._norm(self._compress(x))
-        return self._expand(x).unflatten(1, (self._heads, -1))
+    def compressed(self, x: Activations) -> Activations:
+        """[tokens, query_rank]; x itself if queries are not compressed."""
+        if self._compress is None or self._norm is None:
+            return x
+        return self._norm(self._compress(x))
+
+    def __call__(self, compressed: Activations) -> Tensor:
+        return self._expand(compressed).unflatten(1, (self._heads, -1))
 
 
 def _head_matrices(w: TensorScope, sizes: LatentSizes, heads: Split) -> tuple[Weight, Weight]:

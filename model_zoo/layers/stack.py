@@ -10,7 +10,7 @@ from torch import Tensor
 from model_zoo.layers.block import Block, MixerBlock, RowWiseBlock
 from model_zoo.layers.residual import Residual
 from model_zoo.layers.rope import Pairs, Rotary, Rotation
-from model_zoo.layers.step import Step
+from model_zoo.layers.step import Step, TokenChoice
 from model_zoo.layers.tensor_parallel import local_cache
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
@@ -69,7 +69,8 @@ class TextLayer:
     cache: None if it has no mixer.
     reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
     rotated_from: the first dimension of its keys that `rotary` rotates.
-    beside: the cache of a second mixer, whose step is `Step.beside`.
+    beside, beside_rotary: the cache of a second mixer, whose step is `Step.beside`, and the rotary
+    embedding of its keys, which rotates them from their first dimension on.
     """
 
     block: LayerBlock | RowWiseBlock
@@ -78,6 +79,7 @@ class TextLayer:
     reads: int | None = None
     rotated_from: int = 0
     beside: LayerCache | None = None
+    beside_rotary: Rotary | None = None
 
     @property
     def stored(self) -> tuple[LayerCache, ...]:
@@ -86,11 +88,15 @@ class TextLayer:
         return tuple(cache for cache in (own, self.beside) if cache is not None)
 
     @property
-    def key_rotation(self) -> KeyRotation | None:
-        if self.rotary is None:
-            return None
-        halves = self.rotary.pairs is Pairs.NEOX
-        return KeyRotation(self.rotary.frequencies, halves, self.rotated_from)
+    def key_rotations(self) -> tuple[KeyRotation | None, ...]:
+        """The rotation of the keys in each of `stored`."""
+        own = _key_rotation(self.rotary, self.rotated_from)
+        beside = () if self.beside is None else (_key_rotation(self.beside_rotary, 0),)
+        return ((own,) if len(self.stored) > len(beside) else ()) + beside
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        return tuple(each for each in (self.rotary, self.beside_rotary) if each is not None)
 
 
 class LayerStack:
@@ -114,7 +120,7 @@ class LayerStack:
         self._layer_placement = layer_placement
         self._ranks = ranks
         self._inputs, self._streams = inputs, streams
-        self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
+        self._rotaries = tuple(dict.fromkeys(r for layer in layers for r in layer.rotaries))
         self._pages_of = _pages_of(self._layers)
         devices = self.layer_devices
         if devices is not None:
@@ -131,10 +137,10 @@ class LayerStack:
     def key_rotations(self) -> tuple[KeyRotation | None, ...] | None:
         """The rotation of each of `caches`; None if a layer stores anything other than keys by
         position."""
-        stored = [(layer, cache) for layer in self._layers for cache in layer.stored]
-        if any(cache.kind.by_sequence or cache.kind.by_image for _, cache in stored):
+        kinds = [cache.kind for layer in self._layers for cache in layer.stored]
+        if any(kind.by_sequence or kind.by_image for kind in kinds):
             return None
-        return tuple(layer.key_rotation for layer, _ in stored)
+        return tuple(each for layer in self._layers for each in layer.key_rotations)
 
     @property
     def source_layers(self) -> tuple[int, ...]:
@@ -180,7 +186,7 @@ class LayerStack:
         positions = batch.positions if batch.axes is None else batch.axes
         rotations = {rotary: rotary(positions) for rotary in self._rotaries}
         main = x.device if self._layer_placement is None else self._layer_placement.main
-        carried = {main: _Carried(batch, rotations, inputs)}
+        carried = {main: _Carried(batch, rotations, inputs, TokenChoice())}
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         residual = Residual(x if self._streams is None else self._streams.spread(x))
@@ -216,17 +222,18 @@ class LayerStack:
         first, rows, beside = self._pages_of[index], self._rows(index, carried), None
         assert first is not None, "a layer with a mixer has no cache"
         if layer.beside is not None:
-            pages = cache.layer(first + 1)
-            beside = Step(batch, pages, batch.plans[pages.group], None, rows)
+            pages, rotation = cache.layer(first + 1), carried.rotation(layer.beside_rotary)
+            beside = Step(batch, pages, batch.plans[pages.group], rotation, rows)
         pages = cache.layer(first)
         return Step(
             batch,
             pages,
             batch.plans[pages.group],
-            None if layer.rotary is None else carried.rotations[layer.rotary],
+            carried.rotation(layer.rotary),
             rows,
             None if inputs is None else inputs[:, index],
             beside,
+            carried.choice,
         )
 
     def _rows(self, index: int, carried: "_Carried") -> Tensor | None:
@@ -272,11 +279,21 @@ class _Carried:
     batch: Batch
     rotations: Mapping[Rotary, Rotation]
     inputs: Tensor | None
+    choice: TokenChoice
+
+    def rotation(self, rotary: Rotary | None) -> Rotation | None:
+        return None if rotary is None else self.rotations[rotary]
 
     def to(self, device: torch.device) -> "_Carried":
         rotations = {rotary: r.to(device) for rotary, r in self.rotations.items()}
         inputs = None if self.inputs is None else self.inputs.to(device)
-        return _Carried(self.batch.to(device), rotations, inputs)
+        return _Carried(self.batch.to(device), rotations, inputs, self.choice)
+
+
+def _key_rotation(rotary: Rotary | None, first: int) -> KeyRotation | None:
+    if rotary is None:
+        return None
+    return KeyRotation(rotary.frequencies, rotary.pairs is Pairs.NEOX, first)
 
 
 def _added_rows(batch: Batch, hidden: int) -> tuple[Tensor, ...]:

@@ -54,10 +54,9 @@ DEEPSEEK2_YARN = {
 DEEPSEEK2_USUAL_YARN = {"rope_parameters": YARN["rope_parameters"] | {"factor": 8.0}}
 GLM_FLASH = {key: value for key, value in DEEPSEEK2.items() if key != "first_k_dense_replace"}
 GLM_FLASH |= rope(1e6) | {"q_lora_rank": 48}
-# Prompts are shorter than the number of tokens that a row attends to (`index_topk`), of which the
-# indexers choose from longer ones.
+# Rows attend to fewer tokens than prompts have. With so many heads of indexers no scores are equal.
 GLM5 = GLM_FLASH | {"first_k_dense_replace": 1, "n_shared_experts": 1}
-GLM5 |= {"index_topk": 512, "index_n_heads": 2, "index_head_dim": 64}
+GLM5 |= {"index_topk": 7, "index_n_heads": 8, "index_head_dim": 24}
 DEEPSEEK_V32 = (
     GLM5
     | DEEPSEEK2_GROUPS
@@ -110,6 +109,14 @@ DEEPSEEK2_OPTIONAL_KEYS = """
     attention.head_count_kv expert_gating_func expert_weights_scale
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier
+"""
+
+DEEPSEEK_V32_OPTIONAL_KEYS = f"""{DEEPSEEK2_OPTIONAL_KEYS}
+    attention.key_length attention.value_length expert_weights_norm
+"""
+GLM5_OPTIONAL_KEYS = """
+    attention.head_count_kv attention.indexer.types attention.key_length attention.value_length
+    expert_gating_func expert_weights_norm expert_weights_scale
 """
 
 
@@ -188,11 +195,11 @@ FAMILIES: Mapping[str, TextFamily] = {
         GLM5,
         {
             "plain": {},
+            "all_tokens": {"index_topk": 512},
             "indexers_of_two_layers": {
-                "indexer_types": ["full", "shared", "full"],
+                "indexer_types": ["full", "full", "shared"],
                 "n_group": 4,
                 "topk_group": 2,
-                "norm_topk_prob": False,
             },
             "deepseek_v32": DeepseekV32Config(**DEEPSEEK_V32),
         },
@@ -205,12 +212,25 @@ FAMILIES: Mapping[str, TextFamily] = {
             "qk_nope_head_dim": 64,
             "v_head_dim": 64,
         },
-        files=(),  # the loader is that of deepseek2, and indexers are not read
+        divided="indexers_of_two_layers",
+        files=(
+            CompleteFile("indexers_of_two_layers", optional_keys=GLM5_OPTIONAL_KEYS),
+            CompleteFile("deepseek_v32", optional_keys=DEEPSEEK_V32_OPTIONAL_KEYS),
+        ),
         variants={
+            "without_stated_indexers": Variant(
+                keys={"attention.indexer.types": None}, config="indexers_of_two_layers"
+            ),
             "without_indexers": Variant(
-                architecture="deepseek32", tensors=without_indexers, config="deepseek_v32"
-            )
+                architecture="deepseek32", tensors=without_indexers, config="all_tokens"
+            ),
         },
+        effective_keys={"attention.indexer.top_k": 5},
+        refused=(
+            ({"attention.indexer.types": [False, True, True]}, "first layer without an indexer"),
+            ({"attention.indexer.types": [True, True]}, "or later ones"),
+            ({"attention.indexer.key_length": 4}, "8 elements are rotated"),
+        ),
     ),
     "kimi-linear": TextFamily(
         KimiLinearConfig,

@@ -138,6 +138,7 @@ CASES = [
     ("phi3", "partial_rotation", CacheType.FLOAT16),
     ("phi3", "window", CacheType.FLOAT16),
     ("deepseek2", "plain", CacheType.FLOAT16),
+    ("glm-dsa", "deepseek_v32", CacheType.FLOAT32),
     ("llama", "plain", CacheType.FP8),
 ]
 

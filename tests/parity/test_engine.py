@@ -20,6 +20,7 @@ from tests.families.engine_runs import (
     mixed_requests,
     running,
 )
+from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 
@@ -37,7 +38,14 @@ def sliding(tmp_path_factory):
     return load(path, device=CPU, dtype=torch.float32), twin
 
 
-@pytest.fixture(scope="module", params=["tiny", "sliding", *RECURRENT])
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "sparse.gguf"
+    twin = TEXT_MODELS["glm-dsa"].write(path, "indexers_of_two_layers")
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@pytest.fixture(scope="module", params=["tiny", "sliding", "sparse", *RECURRENT])
 def each(request, tmp_path_factory) -> tuple:
     """A model, its twin, and whether it has recurrent layers."""
     if request.param in RECURRENT:

@@ -25,14 +25,15 @@ from tests.tiny_models import write_tiny_llama
 
 CPU = torch.device("cpu")
 MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
-# Between them: windows, shared keys, experts, sinks, recurrent layers, and layers with two caches
-# or none.
+# Between them: windows, shared keys, chosen tokens, experts, sinks, recurrent layers, and layers
+# with two caches or none.
 FAMILIES = (
     "deepseek2",
     "falcon-h1",
     "gemma3",
     "gemma3n",
     "gemma4",
+    "glm-dsa",
     "gpt-oss",
     "lfm2",
     "nemotron_h",

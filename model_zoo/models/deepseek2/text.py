@@ -1,6 +1,7 @@
 """DeepSeek V2 to V3.2, their Lite and R1 models, GLM-4.7-Flash and GLM-5, Mistral Large 3 and Small
 4, Youtu, and others of this architecture."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
@@ -8,6 +9,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
+from model_zoo.layers.indexer import Indexer, IndexerSizes, has_indexer
 from model_zoo.layers.latent_attention import HEAD_KEYS, LatentAttention, LatentSizes
 from model_zoo.layers.leading_dense import SIGMOID, SOFTMAX, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
@@ -21,6 +23,9 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 TEMPERATURE, TEMPERATURE_SPAN = "attention.temperature_scale", "attention.temperature_length"
 # Of Mistral Small 4, the one model of its architecture; llama.cpp's converter does not state it.
 _UNSTATED_TEMPERATURES = {"mistral4": 0.1}
+# For each layer, whether it has an indexer.
+_INDEXED = "attention.indexer.types"
+_HALVED_INDEXERS = ("deepseek32",)
 # Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
 _SWAPPED = "glm4moelite"
 
@@ -28,20 +33,32 @@ _SWAPPED = "glm4moelite"
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Latent attention; the leading layers are dense, the others have experts.
 
-    Rotary pairs are interleaved, as in the authors' checkpoints. DeepSeek V3.2 and GLM-5 have an
-    indexer, which chooses the tokens that a row attends to once it can see more than 2,048
-    (`attention.indexer.top_k`). Here rows attend to all of them, and indexers are not loaded.
+    Rotary pairs are interleaved, as in the authors' checkpoints. DeepSeek V3.2 and GLM-5 have
+    indexers, which choose the tokens that a row attends to once it can see more than 2,048
+    (`attention.indexer.top_k`). In a file without indexers, rows attend to all tokens.
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotary = _rotary(w, sizes)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    indexed = _indexed_layers(w, sizes)
+    layers = [
+        _layer(w.scope("blk", i), sizes, i, rotary, indexed=indexed) for i in range(sizes.layers)
+    ]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    w.scope("indexer").ignore_all()
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, *, indexed: Sequence[bool]
+) -> TextLayer:
+    """indexed: for each layer, whether it has an indexer."""
     keys = _head_keys(sizes.metadata)
     latent = LatentSizes.read(w, sizes.metadata, heads=sizes.heads[index], keys=keys)
+    indexer = indexer_cache = None
+    if indexed[index]:
+        indexing = IndexerSizes.read(sizes.metadata, rotated=latent.rotated)
+        indexer = _indexer(w.scope("indexer"), sizes, latent, indexing)
+        indexer_cache = indexing.cache(Full())
+    else:
+        w.scope("indexer").ignore_all()
     attention = LatentAttention(
         w,
         latent,
@@ -49,12 +66,50 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
         eps=sizes.eps,
         scale=_scale(sizes.metadata, latent.query),
         temperature=_temperature(sizes.metadata),
+        indexer=indexer,
+        shares_choice=any(indexed[:index]),
     )
     # The first files of GLM-4.7-Flash state no function; those of V2 have no bias.
     scores = SOFTMAX if w.shape("exp_probs_b.bias", whole=True) is None else SIGMOID
     feed_forward = leading_dense_or_experts(w, sizes, index, scores=scores)
     block = BlockOptions().read(w, sizes, attention, feed_forward)
-    return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
+    return TextLayer(
+        block,
+        latent.cache(Full()),
+        rotary,
+        rotated_from=latent.latent,
+        beside=indexer_cache,
+        beside_rotary=_indexer_rotary(sizes.metadata, rotary) if indexed[index] else None,
+    )
+
+
+def _indexer(
+    w: TensorScope, sizes: TextSizes, latent: LatentSizes, indexing: IndexerSizes
+) -> Indexer:
+    if latent.query_rank is None:
+        raise sizes.metadata.error(
+            "attention.q_lora_rank", "is missing; indexers take compressed queries"
+        )
+    return Indexer(w, indexing, hidden=sizes.hidden, query_rank=latent.query_rank)
+
+
+def _indexed_layers(w: TensorScope, sizes: TextSizes) -> tuple[bool, ...]:
+    """For each layer, whether it has an indexer: as stated, in files that state nothing those with
+    tensors of one. Later ones without share the choice of the last one before them."""
+    metadata = sizes.metadata
+    found = tuple(has_indexer(w.scope("blk", i, "indexer")) for i in range(sizes.layers))
+    if not any(found) or not metadata.has(_INDEXED):
+        return found
+    stated = metadata.require_array(_INDEXED, bool)
+    if len(stated) < sizes.layers or not stated[0]:
+        raise metadata.error(_INDEXED, "leaves the first layer without an indexer, or later ones")
+    return stated[: sizes.layers]
+
+
+def _indexer_rotary(metadata: Metadata, rotary: Rotary) -> Rotary:
+    """That of indexers, whose pairs are halves in DeepSeek V3.2 and interleaved in GLM-5."""
+    halves = metadata.architecture in _HALVED_INDEXERS
+    return replace(rotary, pairs=Pairs.NEOX) if halves else rotary
 
 
 def _head_keys(metadata: Metadata) -> tuple[str, str]:
