@@ -139,7 +139,7 @@ _MADE = "model.gguf"
 
 
 # Most tests make a model that another test has made.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _made(
     recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any, save: Save
 ) -> tuple[Mapping[str, bytes], Any]:

@@ -61,6 +61,10 @@ class PagedDecoder:
         self._images[slot] = tuple(span for span, _ in images)
         self._features |= {span.digest: features for span, features in images}
 
+    def skip(self, slot: int, positions: int) -> None:
+        """The next token of the slot has a later position; no row may see those before."""
+        self._lengths[slot] += positions
+
     def keys(self, slot: int, layer: int) -> Tensor:
         """[positions, kv_heads, key_dim] of all pages of a slot, float32."""
         pages = self.cache.layer(layer)
