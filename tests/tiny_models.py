@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -120,19 +121,50 @@ def write_tiny(
     `transformers`; by default the first that knows the configuration of those for pictures and
     text, for text, and for anything: `AutoModel` must be named for encoders. `save`: see `Save`.
     """
-    recipe = _Recipe(repr((config.__class__, config.to_dict())), config)
+    recipe = Recipe.of(config)
     files, model = _made(recipe, seed, type, flavour, padding_rows, maker, save)
     for name, content in files.items():
         Path(path).with_name(name.replace(_MADE, Path(path).name)).write_bytes(content)
-    return copy.deepcopy(model)
+    return copied(model)
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class Recipe:
     """A configuration that is equal to others with the same settings."""
 
     settings: str
     config: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> "Recipe":
+        return cls(repr((config.__class__, config.to_dict())), config)
+
+
+def copied(model: Any) -> Any:
+    """A model with weights, settings and modules of its own, for a test that changes them.
+
+    It takes a tenth of the time of `copy.deepcopy`, which copies what modules have beside these.
+    """
+    made: dict[int, Any] = {}
+
+    def own(part: Any) -> Any:
+        if id(part) not in made:
+            made[id(part)] = module(part) if isinstance(part, nn.Module) else copy.deepcopy(part)
+        return made[id(part)]
+
+    def module(part: nn.Module) -> nn.Module:
+        twin = object.__new__(type(part))
+        for name, value in vars(part).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                value = {key: own(each) for key, each in value.items()}
+            elif isinstance(value, PreTrainedConfig):
+                value = own(value)
+            elif isinstance(value, dict | set):
+                value = copy.copy(value)
+            vars(twin)[name] = value
+        return twin
+
+    return own(model)
 
 
 _MADE = "model.gguf"
@@ -141,7 +173,7 @@ _MADE = "model.gguf"
 # Most tests make a model that another test has made.
 @lru_cache(maxsize=512)
 def _made(
-    recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any, save: Save
+    recipe: Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any, save: Save
 ) -> tuple[Mapping[str, bytes], Any]:
     """The files, whose names end with _MADE, and the twin."""
     with tempfile.TemporaryDirectory() as place:
@@ -208,14 +240,14 @@ def write_tiny_llama(
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     others = tuple(sorted((overrides or {}).items()))
-    data, model = _made_llama(_Recipe(repr(sizes), sizes), type, others, seed)
+    data, model = _made_llama(Recipe(repr(sizes), sizes), type, others, seed)
     Path(path).write_bytes(data)
-    return copy.deepcopy(model)
+    return copied(model)
 
 
 @lru_cache(maxsize=64)
 def _made_llama(
-    recipe: _Recipe, type: str, overrides: tuple[tuple[str, str], ...], seed: int
+    recipe: Recipe, type: str, overrides: tuple[tuple[str, str], ...], seed: int
 ) -> tuple[bytes, LlamaForCausalLM]:
     """The content of the file, and the twin."""
     sizes = recipe.config

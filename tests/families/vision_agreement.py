@@ -4,8 +4,10 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from tests.families.paged_decoder import PagedDecoder
 from tests.tiny_models import (
     END,
     END_OF_TEXT,
+    Recipe,
     Save,
+    copied,
     save_pretrained,
     tiny_tokenizer,
     write_tiny_folder,
@@ -109,11 +113,15 @@ def make_vision_pair(
     `special`: further tokens; `spelled`: what the template writes for an image; `settings`: those
     of the image processor, as the checkpoint states them; `save`: as of `write_tiny`.
     """
-    source = folder / "checkpoint"
+    source, processor = folder / "checkpoint", json.dumps(settings or {})
     twin = write_checkpoint(config, source, special=special, spelled=spelled, save=save)
-    (source / "preprocessor_config.json").write_text(json.dumps(settings or {}))
+    (source / "preprocessor_config.json").write_text(processor)
     path, projector = (folder / name for name in files)
-    convert(source, path, type="f32", flavour=flavour)
+    checkpoint = (Recipe.of(config), tuple(special), spelled, save)
+    for place, content in zip(
+        (path, projector), _converted(*checkpoint, processor, flavour), strict=False
+    ):
+        place.write_bytes(content)
     own = projector if projector.exists() else None
     assert (own is None) == (flavour == "ollama")
     model = load(path, projector=own, device=CPU, dtype=torch.float32)
@@ -129,9 +137,44 @@ def write_checkpoint(
     save: Save = save_pretrained,
 ) -> Any:
     """Write a tiny model with further tokens, and a template that shows images; returns it."""
-    twin = write_tiny_folder(folder, config, padding_rows=len(special), save=save)
-    _write_tokenizer(folder, special, spelled)
-    return twin
+    files, twin = _checkpoint(Recipe.of(config), tuple(special), spelled, save)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return copied(twin)
+
+
+# The tests of a family need the same checkpoint, and most of them the same file.
+@lru_cache(maxsize=128)
+def _checkpoint(
+    recipe: Recipe, special: tuple[str, ...], spelled: str, save: Save
+) -> tuple[Mapping[str, bytes], Any]:
+    """The files of the folder, and the twin."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        twin = write_tiny_folder(folder, recipe.config, padding_rows=len(special), save=save)
+        _write_tokenizer(folder, special, spelled)
+        return {file.name: file.read_bytes() for file in folder.iterdir()}, twin
+
+
+@lru_cache(maxsize=128)
+def _converted(
+    recipe: Recipe,
+    special: tuple[str, ...],
+    spelled: str,
+    save: Save,
+    processor: str,
+    flavour: str,
+) -> list[bytes]:
+    """The file, and that of the projector if it is one of its own."""
+    files, _ = _checkpoint(recipe, special, spelled, save)
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "checkpoint"
+        source.mkdir()
+        for name, content in (files | {"preprocessor_config.json": processor.encode()}).items():
+            (source / name).write_bytes(content)
+        paths = convert(source, Path(place) / "tiny.gguf", type="f32", flavour=flavour)
+        return [path.read_bytes() for path in paths]
 
 
 def _write_tokenizer(folder: Path, special: Sequence[str], spelled: str) -> None:
