@@ -43,6 +43,7 @@ from tests.families.text_families import TEXT_MODELS
 
 CONTEXT = 192
 REQUESTS = 32
+LONGEST = 300  # tokens of an answer
 # Sliding and full layers; one state per sequence; one compressed vector per token.
 FAMILIES = ("gemma3", "qwen35", "deepseek2")
 TILES_OF = {b"\x00": 3, b"\x01": 1, b"\x02": 2}
@@ -97,10 +98,13 @@ def _budget(model: ChatModel, tokens: int) -> Grammar:
     return ThinkingBudget(None, tokens, ending, None, new_parser, tokenizer.token_bytes)
 
 
-def play(soaked: SoakModel, seed: int, *, requests: int = REQUESTS) -> Counter[str]:
-    """One round; returns what happened in it. Raises AssertionError."""
+def play(
+    soaked: SoakModel, seed: int, *, requests: int = REQUESTS, longest: int = LONGEST
+) -> Counter[str]:
+    """One round, with answers of at most `longest` tokens; returns what happened in it. Raises
+    AssertionError."""
     random = Random(seed)
-    asked = [_request(soaked, random, number) for number in range(requests)]
+    asked = [_request(soaked, random, number, longest) for number in range(requests)]
     limits = [random.choice((None, None, 1, 5)) for _ in asked]  # deltas until the client leaves
     with _running(soaked, EngineOptions(CONTEXT, prefix_cache=False)) as engine:
         expected = asyncio.run(_answers(engine, asked, [None] * len(asked), together=False))
@@ -143,7 +147,7 @@ def _options(random: Random) -> EngineOptions:
     )
 
 
-def _request(soaked: SoakModel, random: Random, number: int) -> GenerationRequest:
+def _request(soaked: SoakModel, random: Random, number: int, longest: int) -> GenerationRequest:
     shared = Random(random.choice("abc"))  # few beginnings
     tokens = [shared.randrange(soaked.vocab_size) for _ in range(random.choice((1, 20, 48)))]
     tokens += [random.randrange(soaked.vocab_size) for _ in range(random.randint(1, 40))]
@@ -161,7 +165,7 @@ def _request(soaked: SoakModel, random: Random, number: int) -> GenerationReques
     request = GenerationRequest(
         str(number),
         tuple(tokens),
-        StopRules(random.choice((5, 40, 300)), ends, random.choice(((), ("a", "zz")))),
+        StopRules(random.choice((5, 40, longest)), ends, random.choice(((), ("a", "zz")))),
         _sampling(random),
         tuple(picture.span for picture in pictures),
         images=tuple(images.values()),
