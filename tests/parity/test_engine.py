@@ -23,6 +23,8 @@ from tests.families.engine_runs import (
 from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
+MODELS = ("tiny", "sliding", "sparse", *RECURRENT)
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
@@ -45,7 +47,7 @@ def sparse(tmp_path_factory):
     return load(path, device=CPU, dtype=torch.float32), twin
 
 
-@pytest.fixture(scope="module", params=["tiny", "sliding", "sparse", *RECURRENT])
+@pytest.fixture(scope="module", params=MODELS)
 def each(request, tmp_path_factory) -> tuple:
     """A model, its twin, and whether it has recurrent layers."""
     if request.param in RECURRENT:
@@ -90,7 +92,15 @@ def test_greedy_answers_are_those_of_transformers(each) -> None:
         assert torch.allclose(ours, best.values, atol=1e-4)
 
 
-@pytest.mark.parametrize(("depth", "cache_tokens"), [(3, 256), (1, None)])
+@pytest.mark.parametrize(
+    ("each", "depth", "cache_tokens"),
+    # How steps overlap is the same for all families, so that one with recurrent layers has both.
+    [
+        *((name, 3, 256) for name in MODELS),
+        *((name, 1, None) for name in ("tiny", "sliding", "falcon-h1")),
+    ],
+    indirect=["each"],
+)
 def test_requests_in_a_batch_get_the_answers_they_get_alone(
     each, alone, depth: int, cache_tokens: int | None
 ) -> None:
