@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import ask_file
-from tests.parity.test_rerankers import (
+from tests.peers.llama_cpp_library import their_vectors
+from tests.unit.serve_app.replica.test_embedding_models import ask_file
+from tests.unit.serve_app.replica.test_rerankers import (
     QUERY,
     TEXTS,
     Original,
     encoded_pairs,
     write_single_matrix,
 )
-from tests.peers.llama_cpp_library import their_vectors
 
 NEAR = 0.01  # of scores: its matrix products round to half precision
 

@@ -14,10 +14,16 @@ from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.tower_families import TOWERS
 from tests.families.towers import load_tower
-from tests.parity.test_embedding_models import ask_file
-from tests.parity.test_rerankers import MODELS, QUERY, TEXTS, Original, write_single_matrix
 from tests.peers.llama_cpp_library import their_file
 from tests.tiny_models import write_tiny
+from tests.unit.serve_app.replica.test_embedding_models import ask_file
+from tests.unit.serve_app.replica.test_rerankers import (
+    MODELS,
+    QUERY,
+    TEXTS,
+    Original,
+    write_single_matrix,
+)
 
 PLAIN = 0  # the type of all matrices: F32
 # Architectures that it lacks, and configurations with tensors that it does not expect.

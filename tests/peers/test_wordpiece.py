@@ -7,8 +7,8 @@ import pytest
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import TEXTS, made
 from tests.peers.llama_cpp_library import llama_cpp
+from tests.unit.serve_app.replica.test_embedding_models import TEXTS, made
 
 FLAGS = {f"tokenizer.ggml.add_{name}_token": True for name in ("bos", "eos", "sep")}
 

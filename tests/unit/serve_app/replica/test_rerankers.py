@@ -30,14 +30,6 @@ from serve_app.replica.replica import ModelReplica
 from tests.families.encoder_references import REFERENCES
 from tests.families.vision_configs import qwen3vl_config
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import (
-    CONTEXT,
-    SIZES,
-    ask_file,
-    ask_replica,
-    capabilities,
-    loaded,
-)
 from tests.tiny_models import END, tiny_tokenizer, write_tiny_folder
 from tests.tiny_vocabularies import (
     LONG,
@@ -47,6 +39,14 @@ from tests.tiny_vocabularies import (
     save_framed_bytes,
     save_unigram,
     save_word_pieces,
+)
+from tests.unit.serve_app.replica.test_embedding_models import (
+    CONTEXT,
+    SIZES,
+    ask_file,
+    ask_replica,
+    capabilities,
+    loaded,
 )
 
 TOLERANCE = 1e-5
