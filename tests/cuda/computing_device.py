@@ -77,8 +77,7 @@ class ComputingCuda(FakeCuda):
             real_kwargs["device"] = torch.device("cpu")
         call = partial(func, *real_args, **real_kwargs)
         if func.is_view:
-            with _disable_current_modes():
-                found = tensors_in(call())
+            found = tensors_in(call())
             for out, elements in zip(outs, found, strict=True):
                 out._elements = elements
         elif func._schema.is_mutable:
@@ -120,8 +119,7 @@ def _store(call: Callable[[], Any], targets: Sequence[Tensor]) -> None:
 
 
 def _unwritten(like: Tensor) -> Tensor:
-    with _disable_current_modes():
-        found = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-        if like.dtype.is_floating_point:
-            return found.fill_(torch.nan)
-        return found.fill_(True if like.dtype == torch.bool else torch.iinfo(like.dtype).max)
+    found = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    if like.dtype.is_floating_point:
+        return found.fill_(torch.nan)
+    return found.fill_(True if like.dtype == torch.bool else torch.iinfo(like.dtype).max)
