@@ -46,26 +46,37 @@ DECODING = [(40, 1), (60, 1), (1, 1), (1, 1), (90, 1)]
 MIXED = [(0, 40), (17, 1), (30, 30), (64, 1), (0, 7)]
 
 
+@pytest.fixture(scope="module", params=DIVERSE)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model of a family, which several tests load. It is written before there is a device,
+    which would look at each operation."""
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    TEXT_MODELS[request.param].write(path, next(iter(TEXT_MODELS[request.param].configs)))
+    return path
+
+
 @pytest.fixture
 def fake() -> Iterator[FakeCuda]:
     with fake_cuda() as device:
         yield device
 
 
+def of_family(*families: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", families, indirect=True)
+
+
 def steps_of(
-    family: str, path: Path, fake: FakeCuda, *, graphs: bool = False, deterministic: bool = False
+    path: Path, fake: FakeCuda, *, graphs: bool = False, deterministic: bool = False
 ) -> FakeSteps:
-    TEXT_MODELS[family].write(path, next(iter(TEXT_MODELS[family].configs)))
     model = load_on_device(path, context_tokens=CONTEXT, deterministic=deterministic)
     return FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=graphs)
 
 
-@pytest.mark.parametrize("family", DIVERSE)
-def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCuda) -> None:
+def test_steps_of_a_family_never_wait(path: Path, fake: FakeCuda) -> None:
     """Steps that decode are captured, except where layers read features of images. The sampler
     is the same for all families: other tests have its paths, and a second graph."""
-    graphs = family != "mllama"
-    steps = steps_of(family, tmp_path / "model.gguf", fake, graphs=graphs)
+    graphs = path.stem != "mllama"
+    steps = steps_of(path, fake, graphs=graphs)
     for scene in (MIXED, DECODING):
         assert steps.launch([Rows(*place) for place in scene]).launches
     assert len(fake.graphs) == graphs
@@ -74,9 +85,10 @@ def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCud
         assert steps.logits(2).dtype == torch.float32
 
 
-def test_steps_with_all_paths_of_the_sampler_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
+@of_family("gemma3")
+def test_steps_with_all_paths_of_the_sampler_never_wait(path: Path, fake: FakeCuda) -> None:
     """Decoding steps of two sizes are captured."""
-    steps = steps_of("gemma3", tmp_path / "model.gguf", fake, graphs=True)
+    steps = steps_of(path, fake, graphs=True)
     paths = list(SAMPLINGS.values())
     for scene in (MIXED, DECODING, DECODING[:3]):
         rows = [Rows(*place, sampling) for place, sampling in zip(scene, paths, strict=False)]
@@ -85,35 +97,29 @@ def test_steps_with_all_paths_of_the_sampler_never_wait(tmp_path: Path, fake: Fa
     assert all(graph.launches for graph in fake.graphs)
 
 
-def test_suppressed_tokens_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
-    TEXT_MODELS["gemma4"].write(tmp_path / "model.gguf")
+@of_family("gemma4")
+def test_suppressed_tokens_never_wait(path: Path, tmp_path: Path, fake: FakeCuda) -> None:
     keys = {"tokenizer.ggml.suppress_tokens": [5, 7]}
-    path = rewrite(tmp_path / "model.gguf", tmp_path / "suppressed.gguf", keys=keys)
-    model = load_on_device(path, context_tokens=CONTEXT)
-    steps = FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=True)
+    steps = steps_of(rewrite(path, tmp_path / "suppressed.gguf", keys=keys), fake, graphs=True)
     for scene in (MIXED, DECODING):
         assert "index_fill_" in steps.launch([Rows(*place) for place in scene]).frequencies
     assert len(fake.graphs) == 1
 
 
-@pytest.mark.parametrize("family", ["qwen2", "phi3", "gpt-oss"])
-def test_products_with_factors_never_wait(family: str, tmp_path: Path, fake: FakeCuda) -> None:
-    TEXT_MODELS[family].write(tmp_path / "model.gguf")
-    path = factored(tmp_path / "model.gguf", tmp_path / "factored.gguf")
-    model = load_on_device(path, context_tokens=CONTEXT)
-    steps = FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=True)
+@of_family("qwen2", "phi3", "gpt-oss")
+def test_products_with_factors_never_wait(path: Path, tmp_path: Path, fake: FakeCuda) -> None:
+    steps = steps_of(factored(path, tmp_path / "factored.gguf"), fake, graphs=True)
     for scene in (MIXED, DECODING):
         assert steps.launch([Rows(*place) for place in scene]).launches
     assert len(fake.graphs) == 1
 
 
-@pytest.mark.parametrize("family", DIVERSE)
 def test_deterministic_steps_never_wait_and_choose_no_kernel_by_rows(
-    family: str, tmp_path: Path, fake: FakeCuda
+    path: Path, fake: FakeCuda
 ) -> None:
     """Sums of torch remain: of integers in the sampler, and over the few experts of a token."""
-    graphs = family != "mllama"
-    steps = steps_of(family, tmp_path / "model.gguf", fake, graphs=graphs, deterministic=True)
+    graphs = path.stem != "mllama"
+    steps = steps_of(path, fake, graphs=graphs, deterministic=True)
     for scene in (MIXED, DECODING):
         counts = steps.launch([Rows(*place) for place in scene])
         launched = {launch.name for graph in fake.graphs for launch in graph.launches}
@@ -122,9 +128,10 @@ def test_deterministic_steps_never_wait_and_choose_no_kernel_by_rows(
     assert len(fake.graphs) == graphs
 
 
-def test_copies_of_pages_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
+@of_family("qwen35")
+def test_copies_of_pages_never_wait(path: Path, fake: FakeCuda) -> None:
     """Of keys and values in one layer, and of states in three."""
-    steps = steps_of("qwen35", tmp_path / "model.gguf", fake)
+    steps = steps_of(path, fake)
     step = [Rows(40)]
     plain = steps.launch(step)
     counts = steps.launch(step, (PageCopy(0, 0, 1), PageCopy(1, 2, 3)))
@@ -137,8 +144,9 @@ def test_copies_of_pages_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
     assert counts.pageable_uploads == plain.pageable_uploads
 
 
-def test_steps_with_one_path_of_the_sampler_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
-    steps = steps_of("llama", tmp_path / "model.gguf", fake)
+@of_family("llama")
+def test_steps_with_one_path_of_the_sampler_never_wait(path: Path, fake: FakeCuda) -> None:
+    steps = steps_of(path, fake)
     for sampling in SAMPLINGS.values():
         for scene in (PREFILL, DECODING, MIXED):
             assert steps.launch([Rows(*place, sampling) for place in scene]).launches
