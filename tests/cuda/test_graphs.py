@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -168,12 +169,17 @@ def run(engine: Engine, requests: list[GenerationRequest]) -> Answers:
     return found
 
 
+@cache
+def without_graphs(count: int) -> Answers:
+    """What several tests expect: of the model, which the device of the first of them computes."""
+    return run(engine_of(TinyModel(), graphs=False), requests_of(count, VOCABULARY))
+
+
 def test_tokens_are_those_without_graphs(fake: ComputingCuda) -> None:
     """With sequences that join, end, are preempted and have cached prefixes."""
-    model, requests = TinyModel(), requests_of(9, VOCABULARY)
-    expected = run(engine_of(model, graphs=False), requests)
+    requests, expected = requests_of(9, VOCABULARY), without_graphs(9)
     assert not fake.graphs
-    engine = engine_of(model, graphs=True)
+    engine = engine_of(TinyModel(), graphs=True)
     # The warm-up's: the largest prompt, whose memory the others use, all slots, and one.
     recorded = engine._runner._recorded._recordings
     assert [(key.form is ONE_SPAN, key.rows) for key in recorded] == [
@@ -220,8 +226,7 @@ def test_tokens_are_those_without_a_draft_model(
     graphs: bool, seed: int, fake: ComputingCuda
 ) -> None:
     """The steps of both models are on one stream. With the seed of the model, drafts are right."""
-    requests = requests_of(3, VOCABULARY)
-    expected = run(engine_of(TinyModel(), graphs=False), requests)
+    requests, expected = requests_of(3, VOCABULARY), without_graphs(3)
     engine = engine_of(
         TinyModel(), graphs=graphs, draft=TinyModel(seed), ngram=False, proposed_tokens=5,
         max_sequences=2,
@@ -262,8 +267,7 @@ def test_a_device_that_is_late_shows_inputs_that_are_overwritten(
 def test_a_computation_that_reads_host_memory_is_not_captured(
     fake: ComputingCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, requests = TinyModel(), requests_of(2, VOCABULARY)
-    expected = run(engine_of(model, graphs=False), requests)
+    model, requests, expected = TinyModel(), requests_of(3, VOCABULARY), without_graphs(3)
     states, one = model.states, torch.ones(1)
     model.states = lambda batch, cache: states(batch, cache) * one.to(DEVICE, non_blocking=True)
     caplog.set_level("INFO")
@@ -276,8 +280,7 @@ def test_a_capture_without_memory_costs_no_request(
     fake: ComputingCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pool may be too small for a number of rows that the warm-up has not captured."""
-    model, requests = TinyModel(), requests_of(9, VOCABULARY)
-    expected = run(engine_of(model, graphs=False), requests)
+    model, requests, expected = TinyModel(), requests_of(9, VOCABULARY), without_graphs(9)
     engine = engine_of(model, graphs=True)
     states = model.states
 
