@@ -1,6 +1,7 @@
 """The tables of keys in configs/README.md are those of the settings."""
 
 import re
+from inspect import get_annotations
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -36,7 +37,7 @@ def subclasses(section: type[BaseModel]) -> list[type[BaseModel]]:
 
 @each_section
 def test_every_key_has_a_meaning(section: type[BaseModel]):
-    assert list(meanings(section)) == list(vars(section)["__annotations__"])
+    assert list(meanings(section)) == list(get_annotations(section))
 
 
 @each_section
