@@ -1,6 +1,5 @@
 """Settings of every test: one thread per parallel region, the patient event loop, leak checks."""
 
-import asyncio
 import gc
 import logging
 import os
@@ -14,14 +13,8 @@ from tests.leak_checks import LeakChecks
 from tests.patience import PatientLoop
 from tests.skips import skip_lines
 
-
-class _PatientLoops(asyncio.DefaultEventLoopPolicy):
-    _loop_factory = PatientLoop
-
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the machine may be shared
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
-asyncio.set_event_loop_policy(_PatientLoops())
 # Neither an example nor the making of examples may fail for being slow.
 settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
@@ -32,6 +25,10 @@ settings.load_profile("patient")
 
 _leak_checks = LeakChecks()
 _passed = pytest.StashKey[bool]()
+
+
+def pytest_asyncio_loop_factories() -> dict[str, type[PatientLoop]]:
+    return {"patient": PatientLoop}
 
 
 @pytest.hookimpl(tryfirst=True)
