@@ -24,7 +24,7 @@ from tests.parity.vision.test_vision_limits import SAME_LIMITS
 CHANGES = 6  # of each family and flavour
 NUMBERS = (0, 1, 2, 3, 5, 7, 13, 53, 211, 1000, 65_537, 1 << 26, (1 << 31) - 1)
 FACTORS = (0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), 3.7)
-MEMORY_BYTES = 1 << 27  # larger models are refused at start
+MEMORY_BYTES = 1 << 28  # larger models are refused at start
 
 
 def changes(path: Path) -> Iterator[tuple[str, Any]]:
