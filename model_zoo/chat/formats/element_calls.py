@@ -2,8 +2,9 @@
 values; the items of a list are elements called `item`. A marker precedes each tag."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 from model_zoo.chat.formats.arguments import sequence, texts_of
@@ -20,6 +21,7 @@ OPEN, CLOSE = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 BEGIN, NAME_END, END = f'{MARK}<invoke name="', '">', f"{MARK}</invoke>"
 MARKERS = (OPEN, CLOSE, BEGIN, END)
 _TAG, _ITEM = f"{MARK}<", "item"
+_LEVELS = 8  # of lists and objects; grammars allow deeper values as JSON
 _NAMES = Names(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -83,29 +85,21 @@ def _read_value(scanner: Scanner, place: Place, name: str, depth: int) -> Steps[
 
 
 def _read_elements(scanner: Scanner, place: Place, closing: str, depth: int) -> Steps[Any]:
-    """The elements of a value, after the marker of the first tag: a list or an object."""
+    """The elements of a value, after the marker of the first tag: a list or an object. If the
+    schema allows both, they are a list if all of them are items."""
     if depth > MAX_DEPTH:
         raise Malformed
-    items: list[Any] = []
-    members: dict[str, Any] = {}
+    types, read = place.types() or {"array", "object"}, list[tuple[str, Any]]()
+    listed = "array" in types or "object" not in types
     while True:
         name = yield from _up_to(scanner, ">")
-        listed = name == _ITEM and not members
-        part = _item(place, len(items)) if listed else place.member(name)
-        value = yield from _read_value(scanner, part, name, depth)
-        if listed:
-            items.append(value)
-        else:
-            members[name] = value
+        listed = listed and name == _ITEM
+        part = place.item(len(read)) if listed else place.member(name)
+        read.append((name, (yield from _read_value(scanner, part, name, depth))))
         yield from scanner.space()
         yield from scanner.expect(_TAG)
         if not (yield from _opens(scanner, closing)):
-            return members or items
-
-
-def _item(place: Place, index: int) -> Place:
-    first, rest = (place.target() or place).list_parts()
-    return first[index] if index < len(first) else rest
+            return [value for _, value in read] if listed else dict(read)
 
 
 def _opens(scanner: Scanner, closing: str) -> Steps[bool]:
@@ -128,56 +122,77 @@ def _up_to(scanner: Scanner, marker: str) -> Steps[str]:
     return "".join(pieces)
 
 
-@dataclass(frozen=True, slots=True)
 class ElementArguments:
     """`Arguments` as elements: texts verbatim, lists and objects nested, other values as JSON.
     Members that a schema does not declare are not written."""
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
-        return of_objects(lark, schema, partial(self._members, lark, schema))
+        return of_objects(lark, schema, partial(_ElementRules(lark).members, schema, 0))
 
-    def _members(self, lark: LarkGrammar, schema: Place, place: Place) -> str:
-        members, written = Members.of(lark, place), []
+
+@dataclass(slots=True)
+class _ElementRules:
+    """The rules of the elements of one schema. `read`: the schema that the parser uses for a value;
+    `depth`: how many lists and objects a value is in."""
+
+    lark: LarkGrammar
+    _names: dict[str, str | None] = field(default_factory=dict)
+
+    def members(self, read: Place, depth: int, place: Place) -> str:
+        members, written = Members.of(self.lark, place), []
         if members.least:
-            raise lark.refusal(place, "this number of members cannot be enforced")
+            raise self.lark.refusal(place, "this number of members cannot be enforced")
         for name, part, required in members.declared:
             _NAMES.check(part, name)
             try:
-                one = self._element(lark, name, part, schema.member(name))
+                one = self._element(name, part, read.member(name), depth)
             except NoValue:
                 if required:
                     raise
                 continue
             written.append(f"({one}){'' if required else '?'}")
-        return lark.rule(" ".join(written) or '""')
+        return self.lark.rule(" ".join(written) or '""')
 
-    def _element(self, lark: LarkGrammar, name: str, place: Place, read: Place) -> str:
-        """read: the schema that the parser uses for the value."""
-        closing, opening = _closing(name), lark.spelled(f"{_TAG}{name}>")
+    def _element(self, name: str, place: Place, read: Place, depth: int) -> str:
+        closing, opening = _closing(name), self.lark.spelled(f"{_TAG}{name}>")
         if read.reading() is not Reading.JSON:
-            return f"{opening} {self._text(lark, place, read, closing)}"
-        return f"{opening} {self._nested(lark, place, read)} {lark.spelled(closing)}"
+            return f"{opening} {self._text(place, read, closing)}"
+        return f"{opening} {self._nested(place, read, depth)} {self.lark.spelled(closing)}"
 
-    def _text(self, lark: LarkGrammar, place: Place, read: Place, closing: str) -> str:
+    def _text(self, place: Place, read: Place, closing: str) -> str:
         strings = texts_of(place, read.reading())
         if strings is None:
-            raise lark.refusal(place, "the schema allows no text")
+            raise self.lark.refusal(place, "the schema allows no text")
         elements = () if read.types() else (f"(/\\s*/ {encoded(_TAG)} /(?s:.*)/)",)
-        return lark.until(place, strings, closing, without=elements)
+        return self.lark.until(place, strings, closing, without=elements)
 
-    def _nested(self, lark: LarkGrammar, place: Place, read: Place) -> str:
+    def _nested(self, place: Place, read: Place, depth: int) -> str:
         """As elements where the schema describes these, else as JSON."""
-        before = len(lark.rules)
-        with suppress(Unwritable):
-            if place.types() == {"object"}:
-                return of_objects(lark, place, partial(self._members, lark, read))
-            if place.types() == {"array"}:
-                options = [self._items(lark, each) for each in plain(place)]
-                return lark.rule(" | ".join(options))
-        del lark.rules[before:]
-        return lark.schema(place)
+        kinds = {frozenset(("object",)): self._objects, frozenset(("array",)): self._lists}
+        write = kinds.get(place.types() or frozenset())
+        if write is not None and depth < _LEVELS:
+            rules, names = len(self.lark.rules), len(self._names)
+            key = f"{depth} {place.pointer} {read.pointer}"
+            with suppress(Unwritable):
+                return self.lark.rule_of(place, key, self._names, partial(write, read, depth + 1))
+            del self.lark.rules[rules:]
+            while len(self._names) > names:
+                self._names.popitem()
+        return self.lark.schema(place)
 
-    def _items(self, lark: LarkGrammar, place: Place) -> str:
+    def _objects(self, read: Place, depth: int, place: Place) -> list[str]:
+        return [of_objects(self.lark, place, partial(self.members, read, depth))]
+
+    def _lists(self, read: Place, depth: int, place: Place) -> list[str]:
+        first = [each.list_parts()[0] for each in plain(read)]
+        if len(first) > 1 and any(first):
+            raise self.lark.refusal(place, "the parser would confuse the items of several lists")
+        return [self._items(read, depth, each) for each in plain(place)]
+
+    def _items(self, read: Place, depth: int, place: Place) -> str:
         if place.schema.keys() & {"enum", "const", "uniqueItems", "contains"}:
-            raise lark.refusal(place, "these items cannot be written as elements")
-        return sequence(place, lambda item: self._element(lark, _ITEM, item, item), separator="")
+            raise self.lark.refusal(place, "these items cannot be written as elements")
+        places = (read.item(index) for index in count())
+        return sequence(
+            place, lambda item: self._element(_ITEM, item, next(places), depth), separator=""
+        )

@@ -7,7 +7,7 @@ interpret as a value of the schema.
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -126,7 +126,11 @@ class Place:
     def member(self, key: str | None) -> "Place":
         """The schema of the member `key` of an object, by this schema and those that it combines;
         an empty one if they have none. `key` None: of a member that none of them declares."""
-        return _member(self, key, 0, _Budget()) or Place(self.root, {})
+        return self._within(lambda place, budget: place._own_member(key, budget))
+
+    def item(self, index: int) -> "Place":
+        """The schema of an item of an array, as `member`."""
+        return self._within(lambda place, _: place._own_item(index))
 
     def list_parts(self) -> "tuple[list[Place], Place]":
         """The schemas of the first items of an array, and that of the others."""
@@ -149,6 +153,17 @@ class Place:
     def _properties(self) -> Mapping[str, Any]:
         found = self._mapping.get("properties")
         return found if isinstance(found, Mapping) else {}
+
+    def _within(self, own: "OwnPart") -> "Place":
+        return _combined(self, own, 0, _Budget()) or Place(self.root, {})
+
+    def _own_item(self, index: int) -> "Place | None":
+        listed = isinstance(self._mapping.get("items"), list)
+        keyword, further = ("items", "additionalItems") if listed else ("prefixItems", "items")
+        first = self._mapping.get(keyword)
+        if isinstance(first, list) and index < len(first):
+            return self.part(keyword, str(index))
+        return self.part(further) if isinstance(self._mapping.get(further), Mapping) else None
 
     def _own_member(self, key: str | None, budget: _Budget) -> "Place | None":
         if key is not None and key in self._properties:
@@ -187,15 +202,20 @@ def list_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return (first if isinstance(first, list) else []), items
 
 
-def _member(place: Place, key: str | None, depth: int, budget: _Budget) -> Place | None:
+# A function that returns the schema of a part of values by one schema, without those that this one
+# combines; None if it has none.
+OwnPart = Callable[[Place, _Budget], Place | None]
+
+
+def _combined(place: Place, own: OwnPart, depth: int, budget: _Budget) -> Place | None:
     if depth > MAX_DEPTH:
         return None
     parts = [*budget.targets(place), *budget.options(place, "allOf")]
-    found = [place._own_member(key, budget)]
-    found += [_member(part, key, depth + 1, budget) for part in parts]
+    found = [own(place, budget)]
+    found += [_combined(part, own, depth + 1, budget) for part in parts]
     for keyword in ("anyOf", "oneOf"):
         parts = budget.options(place, keyword)
-        options = [_member(part, key, depth + 1, budget) for part in parts]
+        options = [_combined(part, own, depth + 1, budget) for part in parts]
         found.append(_joined(place.root, "anyOf", [each for each in options if each is not None]))
     return _joined(place.root, "allOf", [each for each in found if each is not None])
 

@@ -80,6 +80,29 @@ def test_a_text_may_look_like_elements() -> None:
     assert written("<code><b>x</b></code>", schema) == {"code": f"{MARK}<b>x{MARK}</b>"}
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"properties": {"item": {}}}, "<item>A</item>", {"item": "A"}),
+        (
+            {"properties": {"item": {}, "count": {"type": "integer"}}},
+            "<item>A</item><count>2</count>",
+            {"item": "A", "count": 2},
+        ),
+        ({}, "<item>A</item><count>2</count>", {"item": "A", "count": "2"}),
+        ({"allOf": [{"$ref": "#/$defs/numbers"}]}, "<item>1</item>", [1]),
+        ({"$ref": "#/$defs/same"}, "<item>1</item>", [1]),
+        ({"anyOf": [{"$ref": "#/$defs/numbers"}, {"type": "null"}]}, "<item>1</item>", [1]),
+        ({"prefixItems": [{"type": "integer"}]}, "<item>1</item><item>1</item>", [1, "1"]),
+    ],
+)
+def test_the_schema_tells_lists_from_objects_with_a_member_called_item(schema, text, expected):
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    definitions = {"numbers": numbers, "same": {"$ref": "#/$defs/numbers"}}
+    whole = {"properties": {"value": schema}, "$defs": definitions}
+    assert written(f"<value>{text}</value>", whole) == {"value": expected}
+
+
 @pytest.mark.parametrize("text", ["<depth>3", "<places><item></places>", "<a>" * 200])
 def test_elements_that_are_not_closed_end_the_call(text: str) -> None:
     parser = format_of(TEMPLATE).parser({"find": SCHEMA})
@@ -95,3 +118,38 @@ def test_replies_under_the_grammar_follow_the_schema(seed: int) -> None:
     reply = family.reply(family.grammar(calls=calls, thinking=False), seed)
     if reply is not None:  # lists may be long
         jsonschema.validate(arguments([reply], SCHEMA), SCHEMA)
+
+
+def listed(items: Any) -> Any:
+    return {"type": "array", "items": items, "maxItems": 2}
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+ORDER = {
+    "type": "object",
+    "properties": {"item": DIGIT, "parts": listed({"$ref": "#/$defs/order"})},
+    "required": ["item"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/order"},
+        {"allOf": [listed(DIGIT)]},
+        {"anyOf": [listed(DIGIT), listed({"type": "boolean"})]},
+        {"anyOf": [listed({"type": "number"}), {"type": "array", "prefixItems": [DIGIT]}]},
+    ],
+)
+def test_nested_values_under_the_grammar_follow_the_schema(schema: Any) -> None:
+    """Recursive objects, whose first member has the name of items, and lists that are combined."""
+    whole = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+    whole |= {"$defs": {"order": ORDER}, "additionalProperties": False}
+    family = Family(TEMPLATE, "control")
+    calls = AllowedCalls({"find": whole}, required=True, parallel=False)
+    grammar = family.grammar(calls=calls, thinking=False)
+    for seed in range(12):
+        reply = family.reply(grammar, seed)
+        if reply is not None:
+            jsonschema.validate(arguments([reply], whole), whole)
