@@ -1,5 +1,5 @@
 """Replies as published templates render them, from llama.cpp's models/templates and vLLM's
-examples, and replies that look like calls but are not."""
+examples."""
 
 import json
 
@@ -451,55 +451,4 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         Parsed("TT", "RR"),
     ),
     "exaone-deep": ("</thought>", "<thought>\nRR\n</thought>\n\nTT", Parsed("TT", "RR")),
-}
-MALFORMED = {
-    "glm: no key": ("glm-4.6", "<tool_call>get_time\ntext</tool_call>"),
-    "glm: no name": ("glm-4.6", "<tool_call>\n<arg_key>a</arg_key></tool_call>"),
-    "glm: JSON": ("glm-4.6", '<tool_call>{"name": "get_time"}</tool_call>'),
-    "kimi: no call": ("kimi-k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
-    "kimi: text": ("kimi-k2", "<|tool_calls_section_begin|>none"),
-    "kimi: no arguments": ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>a:0"),
-    "lfm2: position": ("lfm2", "<|tool_call_start|>[get_time('x')]<|tool_call_end|>"),
-    "lfm2: variable": ("lfm2", "<|tool_call_start|>[get_time(city=x)]<|tool_call_end|>"),
-    "lfm2: not a number": ("lfm2", "<|tool_call_start|>[get_time(city=nan)]<|tool_call_end|>"),
-    "lfm2: surrogate": ("lfm2", "<|tool_call_start|>[get_time(city='\\ud800')]"),
-    "lfm2: cut": ("lfm2", "<|tool_call_start|>[get_time(city='x\\u00"),
-    "lfm2: deep": ("lfm2", "<|tool_call_start|>[get_time(city=" + "[" * 5000),
-    "minicpm3: code": (
-        "minicpm3",
-        "<|tool_call_start|>\n```python\nprint('x')\n```\n<|tool_call_end|>",
-    ),
-    "minicpm3: a list": ("minicpm3", "<|tool_call_start|>[get_time()]<|tool_call_end|>"),
-    "pythonic: cut": ("llama3.2-pythonic", "[get_time(city="),
-    "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
-    "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),
-    "hunyuan: no arguments": (
-        "hunyuan-dense",
-        "<tool_calls><tool_call>get_time\n```json\nnone\n```</tool_call></tool_calls>",
-    ),
-    "hunyuan: no line": ("hunyuan-dense", "<tool_calls><tool_call>get_time</tool_call>"),
-    "olmo-3: no call": ("olmo-3", "<function_calls></function_calls>"),
-    "olmo-3: text": ("olmo-3", "<function_calls>none</function_calls>"),
-    "olmo-3: cut": ("olmo-3", "<function_calls>get_time(city='x"),
-    "minimax: no name": ("minimax-m2", '<minimax:tool_call><invoke name="">'),
-    "cdata": ("minicpm5", '<function name="get_time"><param name="city"><![CDATA[x]]> </param>'),
-    "apertus": ("apertus", '<|tools_prefix|>[{"get_time": 1}]'),
-    "functions": ("functionary-3.1", "<function=get_time>none</function>"),
-    "solar": ("solar", "<|tool_calls|>none"),
-    "nested functions": (
-        "granite-4",
-        "<tool_call>" + '{"function": ' * 999 + "{}" + "}" * 999 + "</tool_call>",
-    ),
-    "nemotron-mini: text": ("nemotron-mini", "<toolcall> none </toolcall>"),
-    "functiongemma: a variable": (
-        "functiongemma",
-        "<start_function_call>call:get_time{city:Paris}<end_function_call>",
-    ),
-    "functiongemma: cut": ("functiongemma", "<start_function_call>call:get_time{city:<escape>Par"),
-    "command-r: cut": (
-        "command-r",
-        'Action: ```json\n[{"tool_name": "directly_answer", "parameters": {"a": ',
-    ),
-    "NaN": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>'),
-    "surrogate": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud800"}}'),
 }

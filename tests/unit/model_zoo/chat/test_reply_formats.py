@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
 from model_zoo.chat.formats.reply_format import format_of
-from tests import reply_transcripts
+from tests import malformed_replies, reply_transcripts
 from tests.reply_parsing import PARIS, TOOLS, Parsed, parsed, replied
 
 
@@ -199,7 +199,7 @@ MALFORMED = [
 ]
 OF_FAMILIES = [
     (reply_transcripts.REPLIES[name][0], text)
-    for name, text in reply_transcripts.MALFORMED.values()
+    for name, text in malformed_replies.MALFORMED.values()
 ]
 NAMED = [f"{place}-{text[:30]}" for place, (_, text, _) in enumerate(CASES)]
 
