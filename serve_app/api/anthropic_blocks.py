@@ -134,7 +134,7 @@ def _assistant(place: str, blocks: list[Any]) -> Iterator[UnreadMessage]:
             yield _said(begun)
             begun = []
         result = Message("tool", tool_call_id=string(each, block, "tool_use_id"))
-        yield UnreadMessage.of(result, result_text(block.get("content") or ""))
+        yield UnreadMessage.of(result, result_text(f"{each}.content", block.get("content") or ""))
     if begun or not blocks:
         yield _said(begun)
 

@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+from runtime.errors import RequestError
+from serve_app.api.json_values import MAX_DEPTH
+
 # Blocks of the assistant with such a result.
 RESULTS = (
     "web_search_tool_result",
@@ -25,28 +28,30 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def result_text(content: Any) -> str:
+def result_text(place: str, content: Any) -> str:
     """The content of a result as the model reads it: its text, or its fields as JSON, without what
-    is encrypted and without files."""
+    is encrypted and without files. Raises RequestError for what nests too deeply."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content and all(map(_is_text, content)):
         return "".join(block["text"] for block in content)
-    return json.dumps(_readable(content), ensure_ascii=False)
+    return json.dumps(_readable(place, content), ensure_ascii=False)
 
 
 def _is_text(block: Any) -> bool:
     return isinstance(block, dict) and isinstance(block.get("text"), str)
 
 
-def _readable(value: Any) -> Any:
+def _readable(place: str, value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise RequestError(f'field "{place}" is nested more than {MAX_DEPTH} deep')
     if isinstance(value, list):
-        return [_readable(each) for each in value]
+        return [_readable(place, each, depth + 1) for each in value]
     if not isinstance(value, dict):
         return value
     hidden = ("data",) if value.get("type") == "base64" else ()
     return {
-        name: _readable(each)
+        name: _readable(place, each, depth + 1)
         for name, each in value.items()
         if name not in hidden and not name.startswith("encrypted_")
     }

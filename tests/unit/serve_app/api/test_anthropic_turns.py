@@ -240,6 +240,17 @@ async def test_results_of_anthropics_servers_are_texts(content, text):
     assert text in task.prompt.messages[2].text
 
 
+async def test_results_of_anthropics_servers_that_nest_too_deeply_are_refused():
+    content: Any = []
+    for _ in range(800):
+        content = {"content": content}
+    block = {"type": "code_execution_tool_result", "tool_use_id": "s1", "content": content}
+    refused = await post(messages=[*USER, {"role": "assistant", "content": [block]}])
+    assert refused.status_code == 400
+    reason = '"messages[1].content[0].content" is nested more than 32 deep'
+    assert reason in refused.json()["error"]["message"]
+
+
 def test_all_results_of_the_official_client_are_known():
     """Their types, and the fields of their contents."""
     kinds = {}
