@@ -27,6 +27,7 @@ from tests.kernels import (
     test_routing,
     test_sixteen_bits,
     test_state_space,
+    test_token_choice,
 )
 from tests.kernels.random_weights import random_weight, relative_error
 from tests.tiles import in_tiles
@@ -56,6 +57,7 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
             assert torch.equal(matmul(x, in_tiles(rows)), matmul(x, rows))
     check_fused_sums(fused=kernels.caravan_level() not in (b"x86-64", b"generic"))
     check_caches()
+    check_choices()
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
     for module in (delta, experts, routing, selective_scan, state_space, wkv):
@@ -107,6 +109,11 @@ def check_caches() -> None:
         expected = paged_attention_twin(queries, pages, plan, options)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     test_attention.test_scores_fall_with_distance("three share, odd sizes", "capped, sinks")
+
+
+def check_choices() -> None:
+    for type, heads in ((CacheType.FLOAT32, 8), (CacheType.BFLOAT16, 7), (CacheType.Q8_0, 3)):
+        test_token_choice.test_choices_are_those_of_the_twin("both", type, heads, 40, 20)
 
 
 def check_norms_rotations_and_curves() -> None:

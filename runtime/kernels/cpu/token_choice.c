@@ -1,6 +1,7 @@
 /* The cached tokens that an indexer chooses for each row; see runtime/kernels/token_choice.py.
  *
- * A score adds its products in an order of its own, so that it does not depend on other rows. */
+ * A score adds the products of a head in the order of elements, and the heads in order, so that it
+ * does not depend on other rows. */
 #include <stddef.h>
 
 #include "cache_rows.h"
@@ -9,8 +10,15 @@
 
 extern int omp_get_thread_num(void);
 
+#define LANES 16
 #define BLOCK 64 /* positions that a thread scores at once */
+#define ROWS 8   /* rows for which it decodes their keys once, if they are of one slot */
 #define HEADS 4  /* heads whose products are in registers at once */
+#if defined(__AVX512F__)
+#define GROUPS (BLOCK / LANES) /* groups of positions whose products are in registers at once */
+#else
+#define GROUPS 1
+#endif
 #define SCORES_PER_THREAD (1 << 19)
 
 typedef struct {
@@ -34,6 +42,12 @@ typedef struct {
     int first, rows, blocks; /* `blocks` of positions for each of them */
 } batch;
 
+/* The keys [dim][BLOCK] of positions [begin, end) of a slot's block; they are decoded to `key`. */
+typedef struct {
+    float *keys, *key;
+    int slot, begin, end;
+} decoded;
+
 INLINE int padded(int n) { return (n + 31) / 32 * 32; }
 INLINE int most_of(int a, int b) { return a > b ? a : b; }
 
@@ -42,53 +56,83 @@ static int rows_at_once(const choice *j) {
     return rows < 1 ? 1 : rows < j->rows ? (int)rows : j->rows;
 }
 
-/* Floats of a thread: the queries of a row and a key, whose rows are padded with zeros. */
-static int64_t own_floats(const choice *j) { return ((int64_t)j->heads + 1) * padded(j->dim); }
+/* Floats of a thread: see `decoded`. */
+static int64_t own_floats(const choice *j) { return (int64_t)BLOCK * j->dim + padded(j->dim); }
 
-static float score(const choice *j, const float *queries, const float *key, const float *weights) {
-    const int stride = padded(j->dim);
-    float score = 0.0f;
-    for (int head = 0; head < j->heads; head += HEADS) {
-        const int some = least(HEADS, j->heads - head);
-        v16 sum[HEADS];
-        for (int h = 0; h < HEADS; h++) sum[h] = v_zero();
-        for (int d = 0; d < stride; d += 16) {
-            const v16 elements = v_load(key + d);
-            for (int h = 0; h < some; h++)
-                sum[h] = v_fma(v_load(queries + (int64_t)(head + h) * stride + d), elements, sum[h]);
-        }
-        for (int h = 0; h < some; h++) {
-            const float product = v_sum(sum[h]);
-            if (product > 0.0f) score += weights[head + h] * product;
-        }
+/* Decodes the keys of positions [begin, end) in the block, of which none may be outside. */
+static void decode(const choice *j, int slot, int block, int begin, int end, decoded *d) {
+    const int64_t bytes = row_bytes(j->type, j->dim);
+    const int32_t *table = j->key_table + slot * j->key_stride;
+    if (slot == d->slot && begin >= d->begin && end <= d->end) return;
+    for (int p = begin; p < end; p++) {
+        const int64_t at = table[p / j->page_tokens] * (int64_t)j->page_tokens + p % j->page_tokens;
+        decode_row(j->type, j->keys + at * bytes, j->dim, d->key);
+        for (int i = 0; i < j->dim; i++) d->keys[(int64_t)i * BLOCK + p - block] = d->key[i];
     }
-    return score;
+    d->slot = slot, d->begin = begin, d->end = end;
 }
 
-/* Item i: block i % blocks of row i / blocks. */
+/* Adds the scores of n heads for GROUPS groups of positions. */
+INLINE void add_heads(const int n, int dim, const float *queries, const float *weights, const float *keys,
+                      v16 *scores) {
+    v16 sum[HEADS][GROUPS];
+    UNROLL(4)
+    for (int h = 0; h < n; h++)
+        UNROLL(4)
+        for (int g = 0; g < GROUPS; g++) sum[h][g] = v_zero();
+    for (int i = 0; i < dim; i++, keys += BLOCK) {
+        v16 key[GROUPS];
+        UNROLL(4)
+        for (int g = 0; g < GROUPS; g++) key[g] = v_load(keys + g * LANES);
+        UNROLL(4)
+        for (int h = 0; h < n; h++) {
+            const v16 query = v_all(queries[(int64_t)h * dim + i]);
+            UNROLL(4)
+            for (int g = 0; g < GROUPS; g++) sum[h][g] = v_fma(query, key[g], sum[h][g]);
+        }
+    }
+    UNROLL(4)
+    for (int h = 0; h < n; h++)
+        UNROLL(4)
+        for (int g = 0; g < GROUPS; g++) {
+            const v16 positive = v_by_sign(sum[h][g], sum[h][g], v_zero());
+            scores[g] = v_fma(v_all(weights[h]), positive, scores[g]);
+        }
+}
+
+/* scores [BLOCK] of a row. */
+static void score_block(const choice *j, int row, const float *keys, float *scores) {
+    const float *queries = j->queries + (int64_t)row * j->heads * j->dim;
+    const float *weights = j->weights + (int64_t)row * j->heads;
+    for (int lane = 0; lane < BLOCK; lane += GROUPS * LANES) {
+        v16 sums[GROUPS];
+        int head = 0;
+        for (int g = 0; g < GROUPS; g++) sums[g] = v_zero();
+        for (; head + HEADS <= j->heads; head += HEADS)
+            add_heads(HEADS, j->dim, queries + (int64_t)head * j->dim, weights + head, keys + lane, sums);
+        for (; head < j->heads; head++)
+            add_heads(1, j->dim, queries + (int64_t)head * j->dim, weights + head, keys + lane, sums);
+        for (int g = 0; g < GROUPS; g++) v_store(scores + lane + g * LANES, sums[g]);
+    }
+}
+
+/* Item i: block i % blocks of ROWS rows from i / blocks * ROWS on. */
 static void score_blocks(const void *argument, const items *mine) {
     const batch *b = argument;
     const choice *j = b->of;
-    const int stride = padded(j->dim);
-    const int64_t bytes = row_bytes(j->type, j->dim);
-    float *queries = j->scratch + (int64_t)rows_at_once(j) * j->capacity + own_floats(j) * omp_get_thread_num();
-    float *key = queries + (int64_t)j->heads * stride;
-    int loaded = -1;
+    float *own = j->scratch + (int64_t)rows_at_once(j) * j->capacity + own_floats(j) * omp_get_thread_num();
     for (int64_t item = mine->begin; item < mine->end; item++) {
-        const int place = (int)(item / b->blocks), row = b->first + place, block = (int)(item % b->blocks) * BLOCK;
-        const int begin = most_of(block, j->visible_begin[row]), end = least(block + BLOCK, j->visible_end[row]);
-        if (begin >= end || j->visible_end[row] - j->visible_begin[row] <= j->most) continue;
-        for (int h = 0; loaded != row && h < j->heads; h++) {
-            memcpy(queries + h * stride, j->queries + ((int64_t)row * j->heads + h) * j->dim, j->dim * sizeof(float));
-            memset(queries + h * stride + j->dim, 0, (stride - j->dim) * sizeof(float));
-        }
-        loaded = row;
-        const int32_t *table = j->key_table + j->row_slot[row] * j->key_stride;
-        float *scores = j->scratch + (int64_t)place * j->capacity;
-        for (int p = begin; p < end; p++) {
-            const int64_t at = table[p / j->page_tokens] * (int64_t)j->page_tokens + p % j->page_tokens;
-            decode_row(j->type, j->keys + at * bytes, j->dim, key);
-            scores[p] = score(j, queries, key, j->weights + (int64_t)row * j->heads);
+        const int place = (int)(item / b->blocks) * ROWS, block = (int)(item % b->blocks) * BLOCK;
+        decoded keys = {own, own + (int64_t)BLOCK * j->dim, -1, 0, 0};
+        for (int i = least(ROWS, b->rows - place) - 1; i >= 0; i--) { /* the last row of a slot sees most */
+            const int row = b->first + place + i;
+            const int begin = most_of(block, j->visible_begin[row]), end = least(block + BLOCK, j->visible_end[row]);
+            if (begin >= end || j->visible_end[row] - j->visible_begin[row] <= j->most) continue;
+            decode(j, j->row_slot[row], block, begin, end, &keys);
+            float scores[BLOCK];
+            score_block(j, row, keys.keys, scores);
+            memcpy(j->scratch + (int64_t)(place + i) * j->capacity + begin, scores + begin - block,
+                   (end - begin) * sizeof(float));
         }
     }
 }
@@ -155,7 +199,7 @@ EXPORT void caravan_choose_tokens(const choice *j) {
         int end = 0;
         for (int row = first; row < first + b.rows; row++) end = most_of(end, j->visible_end[row]);
         b.blocks = (end + BLOCK - 1) / BLOCK;
-        share(j->threads, 1, (division){(int64_t)b.rows * b.blocks, 8, 0}, score_blocks, &b);
+        share(j->threads, 1, (division){(int64_t)(b.rows + ROWS - 1) / ROWS * b.blocks, 1, 0}, score_blocks, &b);
         share(j->threads, 1, (division){b.rows, 1, 0}, choose_rows, &b);
     }
 }
