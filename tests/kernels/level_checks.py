@@ -12,6 +12,7 @@ from runtime.kernels import delta, experts, routing, selective_scan, state_space
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
+from runtime.kernels.token_choice import choose_tokens
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, block_type
 from runtime.quant.weight import Compute, Weight
@@ -114,6 +115,7 @@ def check_caches() -> None:
 def check_choices() -> None:
     for type, heads in ((CacheType.FLOAT32, 8), (CacheType.BFLOAT16, 7), (CacheType.Q8_0, 3)):
         test_token_choice.test_choices_are_those_of_the_twin("both", type, heads, 40, 20)
+    test_token_choice.test_scores_that_are_not_numbers_are_the_highest(choose_tokens)
 
 
 def check_norms_rotations_and_curves() -> None:

@@ -101,6 +101,18 @@ def test_of_equal_scores_the_first_positions_are_chosen(choose) -> None:
 
 
 @both
+def test_scores_that_are_not_numbers_are_the_highest(choose) -> None:
+    """So that what follows from them is not a number either, and is noticed."""
+    queries, weights, pages, plan, _ = scene("both", 8, 64)
+    table = plan.page_table[2].long()
+    positions = torch.tensor([3, 150])
+    cells = table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+    pages.cells.keys[cells] = torch.nan
+    found = cells_of(choose(queries, weights, pages, plan, plan, 2))
+    assert found[40] == cells.tolist()
+
+
+@both
 def test_rows_that_see_fewer_positions_or_none_see_all_of_them(choose) -> None:
     queries, weights, pages, plan, attended = scene("decoding", 2, 16)
     plan.visible_end[1] = 0

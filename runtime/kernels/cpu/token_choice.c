@@ -95,7 +95,7 @@ INLINE void add_heads(const int n, int dim, const float *queries, const float *w
     for (int h = 0; h < n; h++)
         UNROLL(4)
         for (int g = 0; g < GROUPS; g++) {
-            const v16 positive = v_by_sign(sum[h][g], sum[h][g], v_zero());
+            const v16 positive = v_max(v_zero(), sum[h][g]); /* or NaN */
             scores[g] = v_fma(v_all(weights[h]), positive, scores[g]);
         }
 }
@@ -137,10 +137,11 @@ static void score_blocks(const void *argument, const items *mine) {
     }
 }
 
-/* An integer in the order of scores; minus zero equals zero. */
+/* An integer in the order of scores, of which NaN are the highest; minus zero equals zero. */
 INLINE uint32_t order_of(float score) {
     uint32_t bits;
     memcpy(&bits, &score, sizeof bits);
+    if (score != score) return UINT32_MAX;
     if (!(bits << 1)) bits = 0;
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }

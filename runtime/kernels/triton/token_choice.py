@@ -92,7 +92,8 @@ def score_kernel(
             query = tl.load(queries + at, mask=mask, other=0.0)
             product = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
             weight = tl.load(weights + row * weight_stride + head, mask=head < HEADS, other=0.0)
-            score += tl.sum(tl.maximum(product, 0.0) * weight.to(tl.float32)[:, None], 0)
+            positive = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            score += tl.sum(positive * weight.to(tl.float32)[:, None], 0)
         tl.store(scores + place * capacity + position, score, mask=seen)
 
 
