@@ -159,12 +159,13 @@ class LayerPages:
 
     @property
     def cells(self) -> "LayerPages":
-        """The same rows as pages of one token each, for plans whose rows see single tokens."""
-        keys = self.keys.flatten(0, 1).unsqueeze(1)
+        """The same rows as pages of one token and one head each, for plans whose rows see single
+        tokens: page * page_tokens + offset, times kv_heads, plus the head."""
+        keys = self.keys.flatten(0, 2)[:, None, None]
         if self.values_in_keys:
             values = keys[..., : self.values.shape[-1]]
         else:
-            values = self.values.flatten(0, 1).unsqueeze(1)
+            values = self.values.flatten(0, 2)[:, None, None]
         return replace(self, keys=keys, values=values)
 
     @property

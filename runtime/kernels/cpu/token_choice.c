@@ -1,7 +1,9 @@
-/* The cached tokens that an indexer chooses for each row; see runtime/kernels/token_choice.py.
+/* The cached tokens that an indexer chooses for each row; see runtime/kernels/token_choice.py. A row is one
+ * of the `choices` of a row of the step.
  *
  * A score adds the products of a head in the order of elements, and the heads in order, so that it
  * does not depend on other rows. */
+#include <math.h>
 #include <stddef.h>
 
 #include "cache_rows.h"
@@ -23,15 +25,17 @@ extern int omp_get_thread_num(void);
 
 typedef struct {
     const float *queries; /* [rows][heads][dim] */
-    const float *weights; /* [rows][heads] */
+    const float *weights; /* [rows][heads]; none: scores are products */
     const char *keys;     /* [pages][page_tokens] rows of dim elements */
     const int32_t *key_table, *cell_table; /* [slots], strides apart: pages of keys, and of the tokens */
-    const int32_t *row_slot, *visible_begin, *visible_end; /* [rows] */
-    int32_t *cells;  /* [rows][most] */
+    const int32_t *row_slot, *visible_begin, *visible_end; /* [rows / choices] */
+    int32_t *cells;  /* [rows][width], each of one of `choices` heads of a token */
     int32_t *limits; /* [3][rows]: the number of the row, 0, and the number of its cells */
     float *scratch;  /* [caravan_choice_scratch] */
     int64_t key_stride, cell_stride;
-    int32_t type, page_tokens, rows, heads, dim, most, capacity, threads;
+    int32_t type, page_tokens, rows, choices, heads, dim;
+    int32_t most, block, local; /* of blocks of `block` positions, the last `local` always */
+    int32_t width, capacity, threads;
 } caravan_choice_job;
 
 typedef caravan_choice_job choice;
@@ -50,6 +54,18 @@ typedef struct {
 
 INLINE int padded(int n) { return (n + 31) / 32 * 32; }
 INLINE int most_of(int a, int b) { return a > b ? a : b; }
+
+/* The positions and blocks that a row sees. */
+typedef struct {
+    int slot, begin, end, first, last;
+} sight;
+
+INLINE sight sight_of(const choice *j, int row) {
+    const int token = row / j->choices, begin = j->visible_begin[token], end = j->visible_end[token];
+    return (sight){j->row_slot[token], begin, end, begin / j->block, end > begin ? (end - 1) / j->block : -1};
+}
+
+INLINE int sees_few(const choice *j, const sight *s) { return s->last - s->first < j->most; }
 
 static int rows_at_once(const choice *j) {
     const int64_t rows = (int64_t)j->threads * SCORES_PER_THREAD / most_of(1, j->capacity);
@@ -72,7 +88,8 @@ static void decode(const choice *j, int slot, int block, int begin, int end, dec
     d->slot = slot, d->begin = begin, d->end = end;
 }
 
-/* Adds the scores of n heads for GROUPS groups of positions. */
+/* Adds the scores of n heads for GROUPS groups of positions; without weights, of which a row has only one
+ * head, its products. */
 INLINE void add_heads(const int n, int dim, const float *queries, const float *weights, const float *keys,
                       v16 *scores) {
     v16 sum[HEADS][GROUPS];
@@ -96,14 +113,14 @@ INLINE void add_heads(const int n, int dim, const float *queries, const float *w
         UNROLL(4)
         for (int g = 0; g < GROUPS; g++) {
             const v16 positive = v_max(v_zero(), sum[h][g]); /* or NaN */
-            scores[g] = v_fma(v_all(weights[h]), positive, scores[g]);
+            scores[g] = weights ? v_fma(v_all(weights[h]), positive, scores[g]) : sum[h][g];
         }
 }
 
 /* scores [BLOCK] of a row. */
 static void score_block(const choice *j, int row, const float *keys, float *scores) {
     const float *queries = j->queries + (int64_t)row * j->heads * j->dim;
-    const float *weights = j->weights + (int64_t)row * j->heads;
+    const float *weights = j->weights ? j->weights + (int64_t)row * j->heads : NULL;
     for (int lane = 0; lane < BLOCK; lane += GROUPS * LANES) {
         v16 sums[GROUPS];
         int head = 0;
@@ -111,7 +128,7 @@ static void score_block(const choice *j, int row, const float *keys, float *scor
         for (; head + HEADS <= j->heads; head += HEADS)
             add_heads(HEADS, j->dim, queries + (int64_t)head * j->dim, weights + head, keys + lane, sums);
         for (; head < j->heads; head++)
-            add_heads(1, j->dim, queries + (int64_t)head * j->dim, weights + head, keys + lane, sums);
+            add_heads(1, j->dim, queries + (int64_t)head * j->dim, weights ? weights + head : NULL, keys + lane, sums);
         for (int g = 0; g < GROUPS; g++) v_store(scores + lane + g * LANES, sums[g]);
     }
 }
@@ -126,9 +143,10 @@ static void score_blocks(const void *argument, const items *mine) {
         decoded keys = {own, own + (int64_t)BLOCK * j->dim, -1, 0, 0};
         for (int i = least(ROWS, b->rows - place) - 1; i >= 0; i--) { /* the last row of a slot sees most */
             const int row = b->first + place + i;
-            const int begin = most_of(block, j->visible_begin[row]), end = least(block + BLOCK, j->visible_end[row]);
-            if (begin >= end || j->visible_end[row] - j->visible_begin[row] <= j->most) continue;
-            decode(j, j->row_slot[row], block, begin, end, &keys);
+            const sight seen = sight_of(j, row);
+            const int begin = most_of(block, seen.begin), end = least(block + BLOCK, seen.end);
+            if (begin >= end || sees_few(j, &seen)) continue;
+            decode(j, seen.slot, block, begin, end, &keys);
             float scores[BLOCK];
             score_block(j, row, keys.keys, scores);
             memcpy(j->scratch + (int64_t)(place + i) * j->capacity + begin, scores + begin - block,
@@ -165,23 +183,41 @@ static uint32_t threshold(const float *scores, int begin, int end, int count, in
     return known;
 }
 
+/* Scores of positions become those of their blocks, in place. */
+static void score_of_blocks(const choice *j, const sight *s, float *scores) {
+    for (int b = s->first; b <= s->last; b++) {
+        const int begin = most_of(b * j->block, s->begin), end = least(b * j->block + j->block, s->end);
+        float highest = scores[begin];
+        for (int p = begin + 1; p < end; p++)
+            if (scores[p] > highest || scores[p] != scores[p]) highest = scores[p];
+        scores[b] = b > s->last - j->local ? INFINITY : highest;
+    }
+}
+
 static void choose_rows(const void *argument, const items *mine) {
     const batch *b = argument;
     const choice *j = b->of;
     for (int64_t place = mine->begin; place < mine->end; place++) {
-        const int row = b->first + (int)place, begin = j->visible_begin[row], end = j->visible_end[row];
-        const int all = end - begin <= j->most;
-        const float *scores = j->scratch + place * j->capacity;
-        const int32_t *table = j->cell_table + j->row_slot[row] * j->cell_stride;
-        int32_t *cells = j->cells + (int64_t)row * j->most;
+        const int row = b->first + (int)place;
+        const sight seen = sight_of(j, row);
+        const int all = sees_few(j, &seen);
+        float *scores = j->scratch + place * j->capacity;
+        const int32_t *table = j->cell_table + seen.slot * j->cell_stride;
+        int32_t *cells = j->cells + (int64_t)row * j->width;
         int equal = 0, count = 0;
-        const uint32_t lowest = all ? 0 : threshold(scores, begin, end, j->most, &equal);
-        for (int p = begin; p < end; p++) {
-            const uint32_t order = all ? 1 : order_of(scores[p]);
+        if (!all) score_of_blocks(j, &seen, scores);
+        const uint32_t lowest = all ? 0 : threshold(scores, seen.first, seen.last + 1, j->most, &equal);
+        for (int block = seen.first; block <= seen.last; block++) {
+            const uint32_t order = all ? 1 : order_of(scores[block]);
             if (order < lowest || (order == lowest && equal-- <= 0)) continue;
-            cells[count++] = table[p / j->page_tokens] * j->page_tokens + p % j->page_tokens;
+            const int begin = most_of(block * j->block, seen.begin);
+            const int end = least(block * j->block + j->block, seen.end);
+            for (int p = begin; p < end; p++) {
+                const int32_t cell = table[p / j->page_tokens] * j->page_tokens + p % j->page_tokens;
+                cells[count++] = cell * j->choices + row % j->choices;
+            }
         }
-        memset(cells + count, 0, (j->most - count) * sizeof *cells);
+        memset(cells + count, 0, (j->width - count) * sizeof *cells);
         j->limits[row] = row;
         j->limits[j->rows + row] = 0;
         j->limits[2 * j->rows + row] = count;
@@ -198,7 +234,7 @@ EXPORT void caravan_choose_tokens(const choice *j) {
     for (int first = 0; first < j->rows; first += at_once) {
         batch b = {j, first, least(at_once, j->rows - first), 0};
         int end = 0;
-        for (int row = first; row < first + b.rows; row++) end = most_of(end, j->visible_end[row]);
+        for (int row = first; row < first + b.rows; row++) end = most_of(end, sight_of(j, row).end);
         b.blocks = (end + BLOCK - 1) / BLOCK;
         share(j->threads, 1, (division){(int64_t)(b.rows + ROWS - 1) / ROWS * b.blocks, 1, 0}, score_blocks, &b);
         share(j->threads, 1, (division){b.rows, 1, 0}, choose_rows, &b);
