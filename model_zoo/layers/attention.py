@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.indexer import HeadIndexer
 from model_zoo.layers.norm import AcrossHeads, LayerNorm, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
@@ -21,6 +22,7 @@ from runtime.kernels.clip import clip_
 from runtime.kernels.experts import weighted_sum
 from runtime.kernels.pointwise import Gate, contiguous, curve_alone, scale_, sigmoid_mul
 from runtime.kv.spec import LayerCache
+from runtime.worker.model import AttentionPlan, LayerPages
 
 # Norms of queries and keys before the rotation.
 HeadsNorm = RMSNorm | AcrossHeads | LayerNorm
@@ -53,6 +55,7 @@ class AttentionOptions:
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
     output_gate: where the file has gates, whose curves multiply the outputs of heads.
     gate: the curve of these gates.
+    indexer: chooses the tokens that the rows of each key/value head attend to.
     """
 
     scale: float | None = None
@@ -73,6 +76,7 @@ class AttentionOptions:
     keys_as_values: bool = False
     output_gate: OutputGate | None = None
     gate: Gate = sigmoid_mul
+    indexer: HeadIndexer | None = None
 
 
 class SelfAttention:
@@ -121,6 +125,10 @@ class SelfAttention:
         self.row_elements = 4 * widths + self._output.row_elements
         self.matrix_elements = hidden * widths
         self.rounding = self._qkv.rounding
+        if (indexer := options.indexer) is not None:
+            assert options.sinks is None and options.slopes is None, "rows are of one head each"
+            self.row_elements += indexer.row_elements
+            self.matrix_elements = max(self.matrix_elements, indexer.matrix_elements)
 
     def __call__(self, x: Activations, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or only [outputs, hidden] of `step.rows`.
@@ -135,14 +143,18 @@ class SelfAttention:
         norm = options.output_norm
         whole = gates is None and norm is None and step.rows is None
         distances = None if slopes is None else Distances(slopes, step.positions)
+        chosen = None if options.indexer is None else options.indexer(x, step)
+        queries, pages = _rows_of_choices(queries, step.pages, chosen)
         attended = attended_rows(
             queries,
-            step.pages,
-            step.plan,
+            pages,
+            step.plan if chosen is None else chosen,
             Scoring(self._scale, options.softcap, self._sinks, distances),
             deterministic=self._deterministic,
-            rounding=self._output.rounding if whole else None,
+            rounding=self._output.rounding if whole and chosen is None else None,
         )
+        if chosen is not None:
+            attended = unrounded(attended).view(len(step.positions), -1)
         if not whole:
             attended = step.kept(unrounded(attended))
         if gates is not None:
@@ -183,6 +195,16 @@ class SelfAttention:
             q_norm, k_norm, options.v_norm, options.rotated_q_norm, options.rotated_k_norm
         )
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
+
+
+def _rows_of_choices(
+    queries: Tensor, pages: LayerPages, chosen: AttentionPlan | None
+) -> tuple[Tensor, LayerPages]:
+    """The rows and pages of attention by the plan of a `HeadIndexer`: a row for the queries of each
+    key/value head, [tokens * kv_heads, heads / kv_heads, key_dim]."""
+    if chosen is None:
+        return queries, pages
+    return queries.view(len(chosen.row_slot), -1, queries.shape[2]), pages.cells
 
 
 def _gated(gate: Gate, gates: Tensor, attended: Tensor) -> Tensor:

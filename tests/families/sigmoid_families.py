@@ -311,38 +311,51 @@ FAMILIES: Mapping[str, TextFamily] = {
             "shared_intermediate_size": 64,
             "swiglu_limit": 7.0,
             "mlp_layer_types": ["dense", "sparse", "sparse"],
-            # All checked sequences are shorter than the 2,048 tokens that indexers choose.
             "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
+            # Rows attend to fewer tokens than prompts have.
+            "index_n_heads": 2,
+            "index_head_dim": 24,
+            "index_block_size": 3,
+            "index_topk_blocks": 2,
         },
         {
             "plain": {},
+            "all_tokens": {"index_block_size": 128},
+            "no_local_block": {
+                "index_n_heads": 4,
+                "num_key_value_heads": 4,
+                "index_block_size": 4,
+                "index_local_blocks": 0,
+            },
             "one_shared_expert_everywhere": {
                 "mlp_layer_types": ["sparse"] * 3,
                 "shared_intermediate_size": 32,
                 "num_key_value_heads": 1,
+                "index_n_heads": 1,
+                "index_block_size": 1,
+                "index_topk_blocks": 7,
+                "index_local_blocks": 2,
             },
         },
-        wide=WIDE_HEADS | {"dense_intermediate_size": 256, "shared_intermediate_size": 256},
+        wide=WIDE_HEADS
+        | {"index_head_dim": 64, "dense_intermediate_size": 256, "shared_intermediate_size": 256},
         effective_keys={
             "rope.dimension_count": 8,
             "expert_weights_norm": False,
             "expert_weights_scale": 1.5,
+            "attention.indexer.top_k": 1,
+            "attention.indexer.block_size": 2,
+            "attention.indexer.local_blocks": 0,
         },
         files=(
             CompleteFile(
-                optional_keys="""
-                    expert_gating_func expert_weights_norm expert_weights_scale
-                    attention.indexer.head_count attention.indexer.key_length
-                    attention.indexer.top_k attention.indexer.block_size
-                    attention.indexer.local_blocks
-                """,
-                unused_tensors="""
-                    blk.1.indexer.q_proj.weight blk.1.indexer.k_proj.weight
-                    blk.1.indexer.q_norm.weight blk.1.indexer.k_norm.weight
-                    blk.2.indexer.q_proj.weight blk.2.indexer.k_proj.weight
-                    blk.2.indexer.q_norm.weight blk.2.indexer.k_norm.weight
-                """,
+                optional_keys="expert_gating_func expert_weights_norm expert_weights_scale"
             ),
+        ),
+        refused=(
+            ({"attention.indexer.head_count": 1}, "there are 2 key/value heads"),
+            ({"attention.indexer.local_blocks": 3}, "2 blocks of 3 tokens are chosen"),
+            ({"attention.indexer.key_length": 8}, "16 elements are rotated"),
         ),
     ),
     "step35": STEP35,

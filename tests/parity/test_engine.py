@@ -23,7 +23,7 @@ from tests.families.engine_runs import (
 from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
-MODELS = ("tiny", "sliding", "sparse", *RECURRENT)
+MODELS = ("tiny", "sliding", "sparse", "sparse_blocks", *RECURRENT)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,13 @@ def sliding(tmp_path_factory):
 def sparse(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "sparse.gguf"
     twin = TEXT_MODELS["glm-dsa"].write(path, "indexers_of_two_layers")
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@pytest.fixture(scope="module")
+def sparse_blocks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "sparse_blocks.gguf"
+    twin = TEXT_MODELS["minimax-m3"].write(path)
     return load(path, device=CPU, dtype=torch.float32), twin
 
 

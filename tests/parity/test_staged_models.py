@@ -36,6 +36,7 @@ FAMILIES = (
     "glm-dsa",
     "gpt-oss",
     "lfm2",
+    "minimax-m3",
     "nemotron_h",
     "olmo2",
     "qwen3next",

@@ -29,7 +29,7 @@ def _of_indexer(name: str, authors_name: str) -> Any:
         nested = config.get("sparse_attention_config")
         if isinstance(nested, Mapping) and authors_name in nested:
             return int(nested[authors_name])
-        return config.require_size(name)
+        return int(config.require(name))
 
     return source
 

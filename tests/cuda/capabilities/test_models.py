@@ -17,14 +17,15 @@ from runtime.kernels import (
 from tests.families.agreement import check_prompt_and_decoding
 from tests.families.text_families import TEXT_MODELS
 
-# Norms of heads before and after the rotation and across heads, caps, windows, chosen tokens,
-# states with and without heads.
+# Norms of heads before and after the rotation and across heads, caps, windows, chosen tokens and
+# blocks, states with and without heads.
 FAMILIES = (
     "olmo2",
     "llama4",
     "gemma2",
     "gemma3n",
     "glm-dsa",
+    "minimax-m3",
     "qwen3next",
     "lfm2",
     "falcon-h1",
