@@ -78,7 +78,8 @@ def full_name(architecture: str, name: str) -> str:
 
 
 def _value(key: Key, config: Configuration) -> Any:
-    """A number, a boolean, a list of these, or texts of the table; None omits the key."""
+    """A number, a boolean, a list of these, texts of the table, or a value with the type that the
+    table states; None omits the key."""
     source, of = key.source, key.of
     if callable(source):
         value = config.derived(key.name, source)
@@ -86,7 +87,8 @@ def _value(key: Key, config: Configuration) -> Any:
         value = config.get(source) if key.optional else config.require(source)
     if value is not None and of is not None:
         value = config.derived(key.name, lambda _: of(value))
-    if value is None or _is_sound(value) or (callable(source) and _is_text(value)):
+    by_table = callable(source) and (_is_text(value) or isinstance(value, MetadataField))
+    if value is None or by_table or _is_sound(value):
         return value
     raise config.error(f"has {str(value)[:80]!r} where a number is needed (`{key.name}`)")
 

@@ -52,12 +52,14 @@ class GatheredKey:
 class Rule:
     """Stored tensors and the tensor of the file that they become.
 
-    Names may contain {n}, a layer, and {e}, an expert; a final `.*` stands for `.weight` and, if
-    present, `.bias`. Names are those in the checkpoint without a prefix of `roots`.
+    Names may contain {n}, a layer, and {e}, an expert or, with `parts`, a part of a matrix; a final
+    `.*` stands for `.weight` and, if present, `.bias`. Names are those in the checkpoint without a
+    prefix of `roots`.
 
     source: one or several names, in the order of the transform's arguments. A source with {e} for a
     target without {e} stacks all experts. Rules for the same target are alternatives.
     transform: called as `transform(configuration, *tensors)`.
+    parts: a source with {e} for a target without {e} joins the rows of all parts instead.
     each: the stored tensors are stacks, and the transform is applied to each slice.
     optional: it may be absent in some or all layers. only: whether a layer has it (0 for tensors
     outside layers); in other layers it counts as unknown.
@@ -69,6 +71,7 @@ class Rule:
     source: str | tuple[str, ...]
     target: str
     transform: Transform | None = None
+    parts: bool = False
     each: bool = False
     optional: bool = False
     only: Callable[[Configuration, int], bool] | None = None

@@ -265,6 +265,9 @@ def _target(
         for index in slices:
             pieces.append(partial(_piece, transform, checkpoint, names, index))
         shapes.add(_shape(transform, checkpoint, names, rule))
+    if rule.parts:
+        rows = sum(checkpoint.shape(found)[0] for found in stored[0].values())
+        return Target(name, (rows, *shapes.pop()[1:]), pieces, rule.blocks, rule.keep)
     if len(shapes) > 1:
         raise ModelFileError(f"{checkpoint.folder}: the experts of `{name}` differ in shape.")
     lead = (len(pieces),) if stacked or rule.each else ()

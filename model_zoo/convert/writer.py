@@ -26,6 +26,7 @@ ALIGNMENT = 32
 _RANGES = {
     GGUFValueType.UINT32: (0, (1 << 32) - 1),
     GGUFValueType.INT32: (-(1 << 31), (1 << 31) - 1),
+    GGUFValueType.UINT64: (0, (1 << 64) - 1),
     GGUFValueType.FLOAT32: (-3.4e38, 3.4e38),
 }
 
