@@ -90,6 +90,11 @@ SIGNATURES = {
         _int,
     ),
     "caravan_table_rows": ([_pointer, *3 * [_int64], _pointer], None),
+    "caravan_token_columns": ([_pointer, _int64, _int, _pointer], None),
+    "caravan_ngram_rows": (
+        [*5 * [_pointer], _int64, *3 * [_int], _int64, _pointer],
+        None,
+    ),
     "caravan_draw": ([_pointer, _int], None),
     "caravan_forbid": (
         [_pointer, _int64, _int, _pointer, _int, _pointer, _int],
@@ -105,6 +110,8 @@ SIGNATURES = {
     "caravan_xielu": ([_pointer, _int64, *4 * [_float], _pointer, _int], None),
     "caravan_mix_streams": ([*2 * [_pointer], *3 * [_int], _pointer, _int], None),
     "caravan_correct_streams": ([*2 * [_pointer], _int64, _pointer, *5 * [_int]], None),
+    "caravan_add_shares": ([*2 * [_pointer], _int64, _pointer, *4 * [_int]], None),
+    "caravan_gate_streams": ([*3 * [_pointer], _float, *3 * [_int], _pointer, _int], None),
     "caravan_match_rms": ([*2 * [_pointer, _int64], _float, *3 * [_int]], None),
     "caravan_cut_low": ([_pointer, _int64, _float, *2 * [_int], _pointer, _int], None),
 }

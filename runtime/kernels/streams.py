@@ -37,6 +37,33 @@ def corrected_streams_(x: Tensor, value: Tensor, shares: Tensor, *, active: int)
     return x
 
 
+def add_shares_(x: Tensor, value: Tensor, shares: Tensor) -> Tensor:
+    """x [tokens, streams, n], changed: each stream plus its share, of shares [tokens, streams], of
+    value [tokens, n]."""
+    if not _is_native(x, value, shares) or (kernels := library()) is None:
+        return add_shares_twin_(x, value, shares)
+    tokens, streams, n = x.shape
+    kernels.caravan_add_shares(
+        address(x, x.shape), row_address(value, (tokens, n), torch.float32), value.stride(0),
+        address(shares, (tokens, streams)), tokens, streams, n, torch.get_num_threads(),
+    )  # fmt: skip
+    return x
+
+
+def gated_streams(keys: Tensor, queries: Tensor, value: Tensor) -> Tensor:
+    """keys, queries [tokens, streams, n], value [tokens, n] -> like keys: for each stream,
+    sigmoid(root(key . query / sqrt(n))) * value, where root(z) = sign(z) sqrt(max(|z|, 1e-6))."""
+    if not _is_native(keys, queries, value) or (kernels := library()) is None:
+        return gated_streams_twin(keys, queries, value)
+    tokens, streams, n = keys.shape
+    result = torch.empty_like(keys)
+    kernels.caravan_gate_streams(
+        address(keys, keys.shape), address(queries, keys.shape), address(value, (tokens, n)),
+        n**-0.5, tokens, streams, n, result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return result
+
+
 def add_to_others_(x: Tensor, y: Tensor) -> Tensor:
     """x [tokens, streams, n], changed: y [tokens, n] is added to all streams but the first."""
     if not _is_native(x, y) or library() is None:
@@ -86,6 +113,18 @@ def corrected_streams_twin_(x: Tensor, value: Tensor, shares: Tensor, *, active:
     """The specification of `corrected_streams_`."""
     error = value - x[:, active]
     return x.addcmul_((shares + 1)[:, :, None], error[:, None])
+
+
+def add_shares_twin_(x: Tensor, value: Tensor, shares: Tensor) -> Tensor:
+    """The specification of `add_shares_`."""
+    return x.addcmul_(shares[:, :, None], value[:, None])
+
+
+def gated_streams_twin(keys: Tensor, queries: Tensor, value: Tensor) -> Tensor:
+    """The specification of `gated_streams`."""
+    z = (keys.float() * queries.float()).sum(dim=2, keepdim=True) * keys.shape[2] ** -0.5
+    root = z.abs().clamp_(min=1e-6).sqrt_() * z.sign()
+    return (root.sigmoid() * value[:, None].float()).to(keys.dtype)
 
 
 def add_to_others_twin_(x: Tensor, y: Tensor) -> Tensor:

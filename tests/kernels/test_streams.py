@@ -30,6 +30,14 @@ def test_streams_are_mixed_and_corrected(tokens: int, streams: int, n: int) -> N
         found = kernels.corrected_streams_(x.clone(), value, shares, active=active)
         expected = kernels.corrected_streams_twin_(x.clone(), value, shares, active=active)
         assert_close(found, expected)
+    keys, queries, value = torch.randn(tokens, streams, n), x, value.contiguous()
+    queries[:1] = 0
+    assert_close(
+        kernels.gated_streams(keys, queries, value),
+        kernels.gated_streams_twin(keys, queries, value),
+    )
+    found = kernels.add_shares_(x.clone(), value, shares)
+    assert_close(found, kernels.add_shares_twin_(x.clone(), value, shares))
     assert_close(
         kernels.add_to_others_(x.clone(), value), kernels.add_to_others_twin_(x.clone(), value)
     )

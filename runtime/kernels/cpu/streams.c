@@ -85,6 +85,60 @@ EXPORT void caravan_correct_streams(float *x, const float *value, int64_t value_
 
 typedef struct {
     float *x;
+    const float *value, *shares;
+    int64_t value_stride, streams, n;
+} add_job;
+
+static void add_shares(const void *job, const items *mine) {
+    const add_job *j = job;
+    for (int64_t row = mine->begin; row < mine->end; row++) {
+        float *to = j->x + row * j->n;
+        const float *value = j->value + row / j->streams * j->value_stride, share = j->shares[row];
+        for (int64_t i = 0; i < j->n; i++) to[i] += share * value[i];
+    }
+}
+
+/* x[t][s] += shares[t][s] * value[t]; x [tokens][streams][n], shares [tokens][streams]; rows of value value_stride
+ * apart */
+EXPORT void caravan_add_shares(float *x, const float *value, int64_t value_stride, const float *shares, int tokens,
+                               int streams, int n, int threads) {
+    const add_job j = {x, value, shares, value_stride, streams, n};
+    const int64_t rows = (int64_t)tokens * streams;
+    share(threads, rows * n > WORTH_SHARING, even(rows, threads), add_shares, &j);
+}
+
+typedef struct {
+    const float *keys, *queries, *value;
+    float *y, scale;
+    int64_t streams, n;
+} stream_gate_job;
+
+static void gate_streams(const void *job, const items *mine) {
+    const stream_gate_job *j = job;
+    for (int64_t row = mine->begin; row < mine->end; row++) {
+        const float *key = j->keys + row * j->n, *query = j->queries + row * j->n;
+        const float *value = j->value + row / j->streams * j->n;
+        float *y = j->y + row * j->n;
+        double sum = 0.0;
+        for (int64_t i = 0; i < j->n; i++) sum += (double)key[i] * query[i];
+        const double z = sum * j->scale, size = fabs(z) < 1e-6 ? 1e-6 : fabs(z);
+        const double root = z == 0.0 ? 0.0 : copysign(sqrt(size), z);
+        const float gate = (float)(1.0 / (1.0 + exp(-root)));
+        for (int64_t i = 0; i < j->n; i++) y[i] = gate * value[i];
+    }
+}
+
+/* y[t][s] = sigmoid(root(scale * (keys[t][s] . queries[t][s]))) * value[t], where root(z) has the sign of z and the size
+ * sqrt(max(|z|, 1e-6)); keys, queries, y [tokens][streams][n], value [tokens][n] */
+EXPORT void caravan_gate_streams(const float *keys, const float *queries, const float *value, float scale, int tokens,
+                                 int streams, int n, float *y, int threads) {
+    const stream_gate_job j = {keys, queries, value, y, scale, streams, n};
+    const int64_t rows = (int64_t)tokens * streams;
+    share(threads, rows * n > WORTH_SHARING, even(rows, threads), gate_streams, &j);
+}
+
+typedef struct {
+    float *x;
     const float *other;
     float least;
     int64_t x_stride, other_stride;
