@@ -203,6 +203,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3moe", ("qwen3moe",), pre_tokenizer="qwen2"),
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
     Family("qwen3next", _QWEN35, pre_tokenizer="qwen35"),
+    Family("qwen4exp", ("qwen4exp",), pre_tokenizer="qwen35"),
     Family(
         "qwen3vl",
         _QWEN3VL,

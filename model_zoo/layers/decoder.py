@@ -30,8 +30,9 @@ class DecoderOptions:
     of those of images. places: embeddings of positions, of which there are as many as the longest
     context has, are added.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
-    `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
-    head is never the embedding. embeds_by_head: the embedding is the head if the file has no other.
+    `output_norm`, which the model lacks if not `has_output_norm`. head_rows: rows of the head, if
+    it has fewer than the embedding. own_head: the head is never the embedding. embeds_by_head: the
+    embedding is the head if the file has no other.
     image_elements: temporary elements of layers that attend to images while they store the rows of
     one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
@@ -43,6 +44,7 @@ class DecoderOptions:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
+    has_output_norm: bool = True
     head_rows: int | None = None
     own_head: bool = False
     embeds_by_head: bool = False
@@ -74,9 +76,9 @@ class Decoder(LayeredModel):
         self._token_embd = w.embedding(name, shape=(None, sizes.hidden), divided=True)
         shape = (sizes.context_length, sizes.hidden)
         self._position_embd = w.embedding("position_embd", shape=shape) if options.places else None
-        self._output_norm = options.output_norm or w.rms_norm(
-            "output_norm", sizes.eps, size=sizes.hidden
-        )
+        self._output_norm = options.output_norm
+        if self._output_norm is None and options.has_output_norm:
+            self._output_norm = w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
         self.vocab_size = self._token_embd.rows
         rows = options.head_rows or self.vocab_size or None
         alt = None if options.head_rows or options.own_head else "token_embd"
@@ -105,7 +107,7 @@ class Decoder(LayeredModel):
         return self._layers.key_rotations if self._position_embd is None else None
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        """float32 [outputs, hidden], normalised."""
+        """float32 [outputs, hidden], after the output norm."""
         x = self._token_embd(batch.tokens)
         if not self._options.images_as_tokens:
             x = self._scaled(x)
@@ -117,7 +119,10 @@ class Decoder(LayeredModel):
             x.index_copy_(0, batch.image_rows, features.to(x.dtype))
         if self._options.images_as_tokens:
             x = self._scaled(x)
-        return self._layers(x, batch, cache).normed_states(self._output_norm)
+        residual = self._layers(x, batch, cache)
+        if self._output_norm is None:
+            return residual.computed().float()
+        return residual.normed_states(self._output_norm)
 
     def _scaled(self, x: Tensor) -> Tensor:
         scale, norm = self._options.embedding_scale, self._options.embedding_norm

@@ -7,7 +7,7 @@ from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.step import Step
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.delta import DeltaGates, gated_delta, short_convolution
-from runtime.kernels.pointwise import joined, silu_mul
+from runtime.kernels.pointwise import Gate, joined, silu_mul
 from runtime.kernels.sequence_states import CHUNK
 
 
@@ -15,15 +15,23 @@ class GatedDeltaNet:
     """A short convolution of queries, keys and values, the gated delta rule, a norm of each head, a
     gate and a projection (Yang, Kautz and Hatamizadeh, "Gated Delta Networks").
 
-    tiled: value head h uses key head h % key_heads, otherwise h // (heads / key_heads).
+    tiled: value head h uses key head h % key_heads, otherwise h // (heads / key_heads). gate: the
+    curve of the gate.
 
     In the oldest files, `ssm_in` holds queries, keys, values and gates of each key head together.
     """
 
     def __init__(
-        self, w: TensorScope, *, hidden: int, sizes: StateSizes, eps: float, tiled: bool
+        self,
+        w: TensorScope,
+        *,
+        hidden: int,
+        sizes: StateSizes,
+        eps: float,
+        tiled: bool,
+        gate: Gate = silu_mul,
     ) -> None:
-        self._sizes, self._tiled = sizes, tiled
+        self._sizes, self._tiled, self._gate = sizes, tiled, gate
         self._inputs = _Inputs(w, hidden, sizes)
         self._gates = _Gates(w, hidden, sizes)
         convolution = w.table("ssm_conv1d.weight", shape=(sizes.channels, sizes.width))
@@ -51,7 +59,7 @@ class GatedDeltaNet:
         )
         heads = step.kept(seen.flatten(1)).unflatten(1, seen.shape[1:])
         normal = self._norm(heads).flatten(1)
-        return self._output(silu_mul(step.kept(gate), normal))
+        return self._output(self._gate(step.kept(gate), normal))
 
 
 class _Inputs:

@@ -36,13 +36,15 @@ SLIDING = Gemma3TextConfig(
 
 
 # Families with each kind of recurrent state, and their configurations: beside attention in a layer,
-# in layers of its own, of which one is the last, and of heads that share what is projected.
+# in layers of its own, of which one is the last, of heads that share what is projected, and of the
+# last tokens.
 RECURRENT = {
     "falcon-h1": "plain",
     "lfm2": "plain",
     "nemotron_h": "recurrent_last_layer",
     "plamo2": "attention_last_without_window_tied",
     "qwen35moe": "plain",
+    "qwen4exp": "plain",
 }
 
 

@@ -19,10 +19,12 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
+    Qwen4ExpTextConfig,
 )
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
+from transformers.models.qwen4_exp import modeling_qwen4_exp
 
 from tests.families.delta_rule import EPS
 from tests.families.text_family import (
@@ -69,6 +71,23 @@ QWEN35 = SIZES | DELTA_RULE | QWEN35_ROPE
 # As of the published models, and as llama.cpp needs them.
 SQUARE_STATES = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 QWEN35_EXPERTS = {k: v for k, v in QWEN35.items() if k != "intermediate_size"} | SHARED_EXPERT
+QWEN4 = QWEN35_EXPERTS | {
+    "hc_count": 4,
+    "hc_lowrank": 24,
+    "output_gate_type": "sigmoid",
+    "eos_token_id": 1,
+    "ple_layer_ids": [2],
+    "ple_embed_dim": 64,
+    "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 4,
+    "split_ngram_parts": 4,
+    "heads_per_ngram": 4,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 512,
+    "indexer_compress_ratio": 4,
+}
 QWEN35_VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -318,6 +337,30 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     full_attention_interval rope.dimension_sections expert_feed_forward_length
                     expert_shared_feed_forward_length
+                """
+            ),
+        ),
+    ),
+    "qwen4exp": TextFamily(
+        Qwen4ExpTextConfig,
+        QWEN4,
+        {
+            "plain": {},
+            "without_ngrams": {"ple_layer_ids": None},
+            "longer_ngrams": {
+                "ngram_size": 4,
+                "ple_embed_dim": 48,
+                "ple_conv_kernel_size": 2,
+                "hc_count": 2,
+            },
+        },
+        wide=WIDE_DELTA_RULE | WIDE_EXPERTS | LONG_SECTIONS | {"hc_lowrank": 256},
+        delta_rule=(modeling_qwen4_exp,),
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    full_attention_interval rope.dimension_sections expert_feed_forward_length
+                    ple.layers ple.image_token_id
                 """
             ),
         ),

@@ -458,6 +458,6 @@ DIVERSE = tuple(
     """
     llama apertus bloom command-r deepseek2 falcon-h1 gemma2 gemma3 gemma3n gemma4 glm-dsa gpt-oss
     gpt2 granitehybrid kimi-linear lfm2 llama4 mamba minimax-m2 minimax-m3 mllama nemotron_h_moe
-    olmo olmo2 phi2 phi3 qwen35moe rwkv7
+    olmo olmo2 phi2 phi3 qwen35moe qwen4exp rwkv7
     """.split()
 )

@@ -19,7 +19,9 @@ from tests.unit.runtime.engine.random_proposals import RandomProposals
 PROPOSED = 6
 GREEDY = SamplingParams(temperature=0, logprobs=2)
 # Families with recurrent layers.
-STATEFUL = "falcon-h1 granitehybrid kimi-linear lfm2 mamba nemotron_h_moe qwen35moe rwkv7".split()
+STATEFUL = (
+    "falcon-h1 granitehybrid kimi-linear lfm2 mamba nemotron_h_moe qwen35moe qwen4exp rwkv7".split()
+)
 WAYS = (
     GREEDY,
     SamplingParams(seed=1, logprobs=0),
