@@ -19,7 +19,7 @@ from runtime.kernels.streams import gated_streams
 from runtime.kv.states import Recurrent, StateCache
 
 MAX_NGRAM, MAX_HEADS = 8, 1024
-_MOST_ROWS = (1 << 31) - 1
+MOST_ROWS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class NgramSizes:
         taps = (self.width - 1) * self.longest
         return StateCache(Recurrent(), 1, before, before, streams.count * hidden, taps)
 
-    def hashes(self, metadata: Metadata, device: torch.device) -> NgramHashes:
-        """ModelFileError for numbers that no table can have."""
+    def hashes(self, metadata: Metadata, device: torch.device, rows: int) -> NgramHashes:
+        """ModelFileError for numbers that a table of so many rows cannot have."""
         factors, sizes, offsets = (
             _numbers(metadata, f"ple.{name}", count, least)
             for name, count, least in (
@@ -77,8 +77,9 @@ class NgramSizes:
         tokens = metadata.length("tokenizer.ggml.tokens") or MOST_TOKENS
         if max(factors) * tokens >= 1 << 63:
             raise metadata.error("ple.layer_multipliers", f"are too large for {tokens:,} tokens")
-        if any(size + offset > _MOST_ROWS for size, offset in zip(sizes, offsets, strict=True)):
-            raise metadata.error("ple.head_offsets", f"lead to more than {_MOST_ROWS:,} rows")
+        needed = max(size + offset for size, offset in zip(sizes, offsets, strict=True))
+        if needed > rows:
+            raise metadata.error("ple.head_offsets", f"need {needed:,} rows of a table of {rows:,}")
         numbers = partial(torch.tensor, device=device)
         return NgramHashes(numbers(factors), numbers(sizes), numbers(offsets), self.end)
 
@@ -88,11 +89,9 @@ class NgramTable:
 
     def __init__(self, w: TensorScope, metadata: Metadata, sizes: NgramSizes) -> None:
         self.sizes = sizes
-        self._hashes = sizes.hashes(metadata, w.device)
         self._rows = w.embedding("per_layer_token_embd", shape=(None, sizes.dim))
-        needed = int((self._hashes.sizes + self._hashes.offsets).max())
-        if 0 < self._rows.rows < needed:
-            raise metadata.error("ple.head_offsets", f"need {needed:,} rows of the table")
+        rows = self._rows.rows or MOST_ROWS  # a missing table is reported with other tensors
+        self._hashes = sizes.hashes(metadata, w.device, rows)
         self.width = sizes.heads * sizes.dim
         shift = torch.eye(sizes.longest, device=w.device).flip(0)[:, 1:]
         self._shift = shift.contiguous()

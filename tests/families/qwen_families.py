@@ -88,6 +88,9 @@ QWEN4 = QWEN35_EXPERTS | {
     "indexer_budget": 512,
     "indexer_compress_ratio": 4,
 }
+QWEN4_INDEXER = " ".join(
+    f"blk.3.indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")
+)
 QWEN35_VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -360,8 +363,11 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys="""
                     full_attention_interval rope.dimension_sections expert_feed_forward_length
-                    ple.layers ple.image_token_id
-                """
+                    attention.indexer.head_count attention.indexer.key_length
+                    attention.indexer.top_k attention.compress_ratios
+                """,
+                optional_tensors=QWEN4_INDEXER,
+                unused_tensors=QWEN4_INDEXER,
             ),
         ),
     ),

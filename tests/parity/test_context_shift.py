@@ -128,6 +128,7 @@ STAYING = {
     "mamba",
     "nemotron_h_moe",
     "qwen35moe",
+    "qwen4exp",
     "rwkv7",
     "llama4",
     "mllama",

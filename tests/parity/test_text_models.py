@@ -42,6 +42,7 @@ EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_key
 # Rows whose architecture the installed package does not name yet.
 LATER = """
     cohere2moe granite_swa granite_swa_with_experts hy_v3 laguna mellum minimax-m3 muse-glimmer
+    qwen4exp
 """.split()
 REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
 # Families whose decode steps are not recorded, with the reasons.
