@@ -103,15 +103,19 @@ def test_of_equal_scores_the_first_positions_are_chosen(choose) -> None:
 
 
 @both
-def test_scores_that_are_not_numbers_are_the_highest(choose) -> None:
+@pytest.mark.parametrize("block", [1, 4])
+def test_scores_that_are_not_numbers_are_the_highest(choose, block: int) -> None:
     """So that what follows from them is not a number either, and is noticed."""
     queries, weights, pages, plan, _ = scene("both", 8, 64)
     table = plan.page_table[2].long()
+    of_positions = table.repeat_interleave(PAGE_TOKENS) * PAGE_TOKENS
+    of_positions += torch.arange(len(of_positions)) % PAGE_TOKENS
     positions = torch.tensor([3, 150])
-    cells = table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
-    pages.cells.keys[cells] = torch.nan
-    found = cells_of(choose(queries, weights, pages, plan, plan, 2))
-    assert found[40] == cells.tolist()
+    pages.cells.keys[of_positions[positions]] = torch.nan
+    found = cells_of(choose(queries, weights, pages, plan, plan, Budget(2, block)))
+    first = positions // block * block
+    expected = torch.cat([of_positions[begin : begin + block] for begin in first.tolist()])
+    assert found[40] == expected.tolist()
 
 
 @both
