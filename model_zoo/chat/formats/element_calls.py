@@ -1,6 +1,7 @@
 """Calls of MiniMax M3, whose arguments are elements that are named like them and nested like their
 values; the items of a list are elements called `item`. A marker precedes each tag."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -150,7 +151,7 @@ class _ElementRules:
                 if required:
                     raise
                 continue
-            written.append(f"({one}){'' if required else '?'}")
+            written.append(f"{self.lark.rule(one)}{'' if required else '?'}")
         return self.lark.rule(" ".join(written) or '""')
 
     def _element(self, name: str, place: Place, read: Place, depth: int) -> str:
@@ -170,6 +171,7 @@ class _ElementRules:
         """As elements where the schema describes these, else as JSON."""
         kinds = {frozenset(("object",)): self._objects, frozenset(("array",)): self._lists}
         write = kinds.get(place.types() or frozenset())
+        place, read = _resolved(place), _resolved(read)
         if write is not None and depth < _LEVELS:
             rules, names = len(self.lark.rules), len(self._names)
             key = f"{depth} {place.pointer} {read.pointer}"
@@ -178,7 +180,10 @@ class _ElementRules:
             del self.lark.rules[rules:]
             while len(self._names) > names:
                 self._names.popitem()
-        return self.lark.schema(place)
+        return self.lark.rule_of(place, place.pointer, self._names, self._json)
+
+    def _json(self, place: Place) -> list[str]:
+        return [self.lark.schema(place)]
 
     def _objects(self, read: Place, depth: int, place: Place) -> list[str]:
         return [of_objects(self.lark, place, partial(self.members, read, depth))]
@@ -196,3 +201,9 @@ class _ElementRules:
         return sequence(
             place, lambda item: self._element(_ITEM, item, next(places), depth), separator=""
         )
+
+
+def _resolved(place: Place) -> Place:
+    """The part that a schema without other keywords refers to, whose rules are written once."""
+    alone = isinstance(place.schema, Mapping) and place.schema.keys() == {"$ref"}
+    return (place.target() or place) if alone else place

@@ -7,9 +7,11 @@ import jsonschema
 import pytest
 
 from model_zoo.chat.formats.allowed_calls import AllowedCalls
-from model_zoo.chat.formats.element_calls import MARK
+from model_zoo.chat.formats.element_calls import MARK, ElementArguments
 from model_zoo.chat.formats.events import CallArguments, CallBegin, Text
+from model_zoo.chat.formats.lark import LarkGrammar
 from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.chat.formats.schema_place import Place
 from tests.reply_transcripts import REPLIES
 from tests.unit.model_zoo.chat.test_reply_grammars import Family
 
@@ -137,6 +139,7 @@ ORDER = {
     "schema",
     [
         {"$ref": "#/$defs/order"},
+        {"type": "object", "properties": {"a": False, "b": True}, "additionalProperties": False},
         {"allOf": [listed(DIGIT)]},
         {"anyOf": [listed(DIGIT), listed({"type": "boolean"})]},
         {"anyOf": [listed({"type": "number"}), {"type": "array", "prefixItems": [DIGIT]}]},
@@ -153,3 +156,12 @@ def test_nested_values_under_the_grammar_follow_the_schema(schema: Any) -> None:
         reply = family.reply(grammar, seed)
         if reply is not None:
             jsonschema.validate(arguments([reply], whole), whole)
+
+
+def test_rules_of_parts_that_refer_to_each_other_are_written_once_a_level() -> None:
+    names = [f"d{index}" for index in range(12)]
+    members = {name: {"$ref": f"#/$defs/{name}"} for name in names}
+    whole: Any = {"type": "object", "properties": members, "additionalProperties": False}
+    lark = LarkGrammar({})
+    ElementArguments().rule(lark, Place.whole({**whole, "$defs": dict.fromkeys(names, whole)}))
+    assert len(lark.rules) < 9 * len(names) * (len(names) + 3)
