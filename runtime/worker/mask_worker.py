@@ -109,9 +109,7 @@ class MaskWorker:
     `waits`: steps wait for every mask, without a limit.
     """
 
-    def __init__(
-        self, *, rows: int, vocab_size: int, device: torch.device, waits: bool
-    ) -> None:
+    def __init__(self, *, rows: int, vocab_size: int, device: torch.device, waits: bool) -> None:
         self._words, self._waits = -(-vocab_size // _BITS), waits
         self._tables = [_Table(rows, self._words, device) for _ in range(2)]
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
