@@ -79,7 +79,10 @@ def call_rule(
                 "declare"
             )
     if choice.required and not names:
-        raise RequestError(f'field "{choice.field}" requires a call, but "tools" declares no tool')
+        none = (
+            '"tools" declares no tool' if choice.names is None else "allows no tool that is served"
+        )
+        raise RequestError(f'field "{choice.field}" requires a call, but {none}')
     inputs, schemas = inputs or {}, schemas or {}
     strict = (*strict, *inputs)
     held = names if choice.required else {name: None for name in strict if name in names}
