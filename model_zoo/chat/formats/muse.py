@@ -35,15 +35,17 @@ def read_muse(scanner: Scanner, tools: Tools, *, continues: bool) -> Steps[None]
 
 
 def _read_body(scanner: Scanner, calls: Calls, header: str) -> Steps[None]:
-    recipient = _RECIPIENT.search(header)
-    if recipient is not None and calls.tools and recipient[1] not in ("self", "user"):
+    found = _RECIPIENT.search(header)
+    recipient = "user" if found is None else found[1]
+    scanner.thinking = recipient == "self"
+    kind = Thinking if scanner.thinking else Text
+    # A tool may have the name of another recipient.
+    if recipient in calls.tools or (calls.tools and recipient not in ("self", "user")):
         blank = yield from scanner.while_in(str.isspace)
         opener = yield from scanner.starts_with((CALLS,))
         if opener is None:
-            scanner.events.append(Text(blank))
+            scanner.events.append(kind(blank))
         elif (yield from calls.read(blank + opener, MUSE.read)):
             yield from scanner.space()
-    scanner.thinking = recipient is not None and recipient[1] == "self"
-    kind = Thinking if scanner.thinking else Text
     yield from scanner.until((NEXT, END), lambda text: scanner.events.append(kind(text)))
     scanner.thinking = False

@@ -279,6 +279,15 @@ def test_a_hostile_reply_is_separated_however_it_is_cut(case: str) -> None:
         assert parsed(replied(form, pieces)) == expected
 
 
+@pytest.mark.parametrize("name", ["user", "self"])
+def test_a_tool_of_muse_may_have_the_name_of_another_recipient(name: str) -> None:
+    call = f'<atem:function_calls><atem:invoke name="{name}"></atem:invoke></atem:function_calls>'
+    begin = "<|eom|><|start|>assistant"
+    text = f" to=self<|message|>R{begin} to=user<|message|> T{begin} to={name}<|message|>{call}"
+    found = parsed(replied(format_of(TEMPLATES["muse"]), list(text), tools={name: {}}))
+    assert found == Parsed(" T", "R", ((name, {}, None),))
+
+
 def test_under_a_grammar_a_call_has_its_marker() -> None:
     parser = format_of(TEMPLATES["qwen3-coder"]).parser(TOOLS, guided=True)
     assert parsed([*parser.feed(FUNCTION), *parser.finish()]) == Parsed(FUNCTION)
