@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.block_indexer import BlockIndexer
 from model_zoo.layers.indexer import HeadIndexer
 from model_zoo.layers.norm import AcrossHeads, LayerNorm, RMSNorm
 from model_zoo.layers.step import Step
@@ -55,7 +56,7 @@ class AttentionOptions:
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
     output_gate: where the file has gates, whose curves multiply the outputs of heads.
     gate: the curve of these gates.
-    indexer: chooses the tokens that the rows of each key/value head attend to.
+    indexer: chooses the tokens that rows attend to, or those of each key/value head.
     """
 
     scale: float | None = None
@@ -76,7 +77,7 @@ class AttentionOptions:
     keys_as_values: bool = False
     output_gate: OutputGate | None = None
     gate: Gate = sigmoid_mul
-    indexer: HeadIndexer | None = None
+    indexer: HeadIndexer | BlockIndexer | None = None
 
 
 class SelfAttention:
@@ -200,8 +201,8 @@ class SelfAttention:
 def _rows_of_choices(
     queries: Tensor, pages: LayerPages, chosen: AttentionPlan | None
 ) -> tuple[Tensor, LayerPages]:
-    """The rows and pages of attention by the plan of a `HeadIndexer`: a row for the queries of each
-    key/value head, [tokens * kv_heads, heads / kv_heads, key_dim]."""
+    """The rows and pages of attention by the plan of an indexer: of a `HeadIndexer`, a row for the
+    queries of each key/value head, [tokens * kv_heads, heads / kv_heads, key_dim]."""
     if chosen is None:
         return queries, pages
     return queries.view(len(chosen.row_slot), -1, queries.shape[2]), pages.cells

@@ -44,7 +44,7 @@ RECURRENT = {
     "nemotron_h": "recurrent_last_layer",
     "plamo2": "attention_last_without_window_tied",
     "qwen35moe": "plain",
-    "qwen4exp": "plain",
+    "qwen4exp_with_choice": "plain",
 }
 
 

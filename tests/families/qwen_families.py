@@ -88,9 +88,6 @@ QWEN4 = QWEN35_EXPERTS | {
     "indexer_budget": 512,
     "indexer_compress_ratio": 4,
 }
-QWEN4_INDEXER = " ".join(
-    f"blk.3.indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")
-)
 QWEN35_VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -363,13 +360,23 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys="""
                     full_attention_interval rope.dimension_sections expert_feed_forward_length
-                    attention.indexer.head_count attention.indexer.key_length
-                    attention.indexer.top_k attention.compress_ratios
-                """,
-                optional_tensors=QWEN4_INDEXER,
-                unused_tensors=QWEN4_INDEXER,
+                """
             ),
         ),
+    ),
+    # With as many heads, no block has a score of 0, of which `topk` of torch chooses any.
+    "qwen4exp_with_choice": TextFamily(
+        Qwen4ExpTextConfig,
+        QWEN4 | {"indexer_budget": 16, "indexer_n_heads": 8},
+        {
+            "plain": {},
+            "wide_blocks": {"indexer_compress_ratio": 8},
+        },
+        wide=None,
+        divided=None,
+        delta_rule=(modeling_qwen4_exp,),
+        files=(),
+        effective_keys={"attention.indexer.top_k": 8},
     ),
     "qwen3vl": TextFamily(
         qwen3vl,

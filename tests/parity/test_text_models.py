@@ -42,11 +42,14 @@ EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_key
 # Rows whose architecture the installed package does not name yet.
 LATER = """
     cohere2moe granite_swa granite_swa_with_experts hy_v3 laguna mellum minimax-m3 muse-glimmer
-    qwen4exp
+    qwen4exp qwen4exp_with_choice
 """.split()
 REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
 # Families whose decode steps are not recorded, with the reasons.
-COMPUTED = {"mllama": "it reads the spans of rows"}  # which tell whether there are images
+COMPUTED = {
+    "mllama": "it reads the spans of rows",  # which tell whether there are images
+    "qwen4exp_with_choice": "it uses the torch operation",
+}
 ARENA = Arena(1 << 22)
 
 

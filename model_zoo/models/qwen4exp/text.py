@@ -1,5 +1,5 @@
-"""Qwen 4 Experimental: gated delta nets, attention in every fourth layer, residual streams with
-hyper-connections, and embeddings of n-grams."""
+"""Qwen 4 Experimental: gated delta nets, sparse attention in every fourth layer, residual streams
+with hyper-connections, and embeddings of n-grams."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import OutputGate, SelfAttention, head_norms
+from model_zoo.layers.block_indexer import BlockIndexer, BlockSizes
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.delta_net import GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts
@@ -19,7 +20,7 @@ from model_zoo.layers.hyper_connections import (
     StreamSizes,
 )
 from model_zoo.layers.ngram_embedding import NgramEmbedding, NgramSizes, NgramTable
-from model_zoo.layers.rope import Pairs
+from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN
@@ -48,11 +49,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     for index in range(sizes.layers):
         scope = w.scope("blk", index)
         if not recurrent[index]:
-            scope.ignore(*(f"indexer.{name}" for name in ("q_proj", "k_proj", "q_norm", "k_norm")))
-            cache = sizes.cache(index, Full())
-            options = replace(head_norms(scope, sizes), output_gate=OutputGate.WITH_QUERIES)
-            attention = SelfAttention(scope, sizes, index, cache, options)
-            layers.append(TextLayer(_block(scope, sizes, streams, attention), cache, rotary))
+            layers.append(_attending_layer(scope, sizes, streams, index, rotary))
             continue
         net = GatedDeltaNet(
             scope, hidden=sizes.hidden, sizes=delta, eps=sizes.eps, tiled=True, gate=sigmoid_mul
@@ -67,6 +64,23 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         layers.append(TextLayer(_NgramBlock(embedding, block), delta.cache, beside=own))
     ends = CopiedStreams(w, "output_hc", sizes, streams)
     return Decoder(w, sizes, layers, DecoderOptions(has_output_norm=False, streams=ends))
+
+
+def _attending_layer(
+    w: TensorScope, sizes: TextSizes, streams: StreamSizes, index: int, rotary: Rotary
+) -> TextLayer:
+    rotated = 2 * len(rotary.frequencies)
+    blocks = BlockSizes.read(sizes.metadata, index, rotated=rotated)
+    scope, indexer, keys = w.scope("indexer"), None, None
+    if blocks is None:
+        scope.ignore_all()
+    else:
+        indexer = BlockIndexer(scope, sizes, blocks, rotary)
+        keys = blocks.index.cache(Full())
+    cache = sizes.cache(index, Full())
+    options = replace(head_norms(w, sizes), output_gate=OutputGate.WITH_QUERIES, indexer=indexer)
+    attention = SelfAttention(w, sizes, index, cache, options)
+    return TextLayer(_block(w, sizes, streams, attention), cache, rotary, beside=keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
