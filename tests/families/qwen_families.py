@@ -356,6 +356,16 @@ FAMILIES: Mapping[str, TextFamily] = {
         },
         wide=WIDE_DELTA_RULE | WIDE_EXPERTS | LONG_SECTIONS | {"hc_lowrank": 256},
         delta_rule=(modeling_qwen4_exp,),
+        effective_keys={"ple.layer_multipliers": [3, 5, 7], "ple.eos_token_id": 260},
+        refused=(
+            ({"hyper_connection.count": 1}, "it must be 2 or more"),
+            ({"ple.layers": [3]}, "not one recurrent layer"),
+            ({"ple.ngram_size": 1}, "it must be 2 or more"),
+            ({"ple.eos_token_id": 1 << 20}, "there are 321 tokens"),
+            ({"ple.head_offsets": [0] * 7 + [1 << 20]}, "rows of a table of 548"),
+            ({"ple.head_vocab_sizes": [53]}, "8 are needed"),
+            ({"attention.compress_ratios": [0, 0, 0, 3]}, "does not divide 512 tokens"),
+        ),
         files=(
             CompleteFile(
                 optional_keys="""
