@@ -230,6 +230,7 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
         ("llava_next", "llama.cpp", 64),
         ("minicpmv", "llama.cpp", 16),
         ("mistral3", "ollama", 16),
+        ("muse_glimmer", "llama.cpp", 16),
         ("paddleocr", "llama.cpp", 16),
         ("qwen25vl", "ollama", 16),
         ("qwen3vl", "ollama", 16),
