@@ -165,7 +165,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mellum", ("mellum",), pre_tokenizer="mellum2"),
     Family("mimo2", ("mimo2",), pre_tokenizer="qwen2"),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),
-    Family("minimax_m3", ("minimax-m3",), pre_tokenizer="minimax-m2"),
+    Family("minimax_m3", ("minimax-m3",), ("minimax_m3",), ("minimax-m3",), "minimax-m2"),
     Family("mistral3", ("mistral3",), _PIXTRAL, _OF_PIXTRAL, "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),

@@ -33,6 +33,7 @@ from tests.families import (
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
+    minimax_families,
     moondream_families,
     muse_families,
     step3vl_families,
@@ -415,6 +416,7 @@ TOWERS: Mapping[str, TowerFamily] = {
             )
         ],
     ),
+    "minimax_m3": minimax_families.TOWER,
     "moondream": moondream_families.TOWER,
     "paddleocr": TowerFamily(
         with_211_rows(paddleocr.paddleocr_tower),

@@ -30,6 +30,7 @@ from model_zoo.models.lfm2 import placeholders as lfm2
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.minicpmv import placeholders as minicpmv
+from model_zoo.models.minimax_m3 import placeholders as minimax
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.muse_glimmer import placeholders as muse
@@ -44,6 +45,7 @@ from tests.families import (
     kimivl_families,
     minicpmv4_6_families,
     minicpmv_families,
+    minimax_families,
     moondream_families,
     muse_families,
     step3vl_families,
@@ -404,6 +406,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         references.paddleocr,
         special=paddleocr.TEXTS.reserved,
         spelled=paddleocr.TEXTS.spelled,
+        processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
+        grids=[(2, 5), (5, 2)],
+    ),
+    "minimax_m3": VisionFamily(
+        minimax_families.config,
+        {"plain": {}},
+        references.exaone45,
+        special=minimax.TEXTS.reserved,
+        spelled=minimax.TEXTS.spelled,
         processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
         grids=[(2, 5), (5, 2)],
     ),

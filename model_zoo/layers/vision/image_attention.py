@@ -48,18 +48,22 @@ class ImageBatch:
     """A batch of `images` images with equal numbers of rows, which attend as `spans` state.
 
     The spans cover all rows of an image, in order. rotation: angles of each row of the batch.
-    pause: see `VisionTower.encode`.
+    pause: see `VisionTower.encode`. order: see `PlaneRotary`.
     """
 
     images: int
     spans: Sequence[AttentionSpan]
     rotation: Rotation | None = None
     pause: Pause = no_pause
+    order: Tensor | None = None
 
     def rotated(self, x: Tensor, rows: slice) -> Tensor:
-        """x [n, heads, dim] of these rows of the batch -> like x."""
+        """x [n, heads, dim] of these rows of the batch -> like x, with elements in `order`, which
+        does not change products of queries and keys."""
         if self.rotation is None:
             return x
+        if self.order is not None:
+            x = x.index_select(2, self.order)
         cos, sin = self.rotation.cos[rows], self.rotation.sin[rows]
         return Rotation(cos, sin, self.rotation.pairs)(x)
 

@@ -85,8 +85,10 @@ class RectangleTower:
         down, across = coordinates(rows, columns, block=parts.side, device=x.device)
         if parts.stretched is not None:
             add_positions_(x, parts.stretched(rows, columns), down, across)
-        rotation = None if parts.rotary is None else repeated(parts.rotary(down, across), images)
-        batch, deep = ImageBatch(images, whole(rows * columns), rotation, pause), []
+        rotation = order = None
+        if parts.rotary is not None:
+            rotation, order = repeated(parts.rotary(down, across), images), parts.rotary.order
+        batch, deep = ImageBatch(images, whole(rows * columns), rotation, pause, order), []
         for index, layer in enumerate(parts.layers):
             x = layer(x, batch)
             if index in parts.deep:

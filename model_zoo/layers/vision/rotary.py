@@ -14,12 +14,14 @@ from model_zoo.layers.vision.vision_sizes import VisionSizes
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneRotary:
     """first, second: float32 [head_dim / 4], the frequencies of each coordinate. alternating:
-    whether the pairs of both alternate; otherwise those of the first come first."""
+    whether the pairs of both alternate; otherwise those of the first come first. order: of the
+    elements of a head, int64 [head_dim], that puts them where `pairs` expects them."""
 
     first: Tensor
     second: Tensor
     pairs: Pairs
     alternating: bool = False
+    order: Tensor | None = None
 
     def __call__(self, first: Tensor, second: Tensor) -> Rotation:
         """The rotation of rows with these coordinates, int64 [rows] each."""

@@ -39,6 +39,7 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
     MiniCPMV4_6ImageProcessorPil,
 )
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
+from transformers.models.minimax_m3_vl.processing_minimax_m3_vl import MiniMaxM3VLProcessor
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
@@ -84,6 +85,7 @@ from model_zoo.models.llava.image_processor import LlavaProcessor as LlavaSquare
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor as LlavaTiles
 from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
+from model_zoo.models.minimax_m3 import placeholders as minimax
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
 from model_zoo.models.mllama import placeholders as mllama
@@ -344,6 +346,13 @@ FAMILIES = {
             "image_id_start_token": "<image_id>",
             "image_id_end_token": "</image_id>",
         },
+    ),
+    "minimax_m3": Family(
+        minimax.TEXTS,
+        minimax.minimax_placeholders,
+        QWEN,
+        partial(qwen_processor, MiniMaxM3VLProcessor),
+        minimax.PLACE,
     ),
     "paddleocr": Family(
         paddleocr.TEXTS,

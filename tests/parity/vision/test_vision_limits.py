@@ -229,6 +229,7 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
         ("llama4", "ollama", 16),
         ("llava_next", "llama.cpp", 64),
         ("minicpmv", "llama.cpp", 16),
+        ("minimax_m3", "llama.cpp", 16),
         ("mistral3", "ollama", 16),
         ("muse_glimmer", "llama.cpp", 16),
         ("paddleocr", "llama.cpp", 16),

@@ -35,6 +35,7 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
+from model_zoo.models.minimax_m3 import placeholders as minimax
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
@@ -72,6 +73,7 @@ PLACEMENTS: dict[str, Any] = {
     "kimivl": kimivl.kimivl_placeholders,
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, images=SLICES, enclosed=False),
+    "minimax_m3": minimax.minimax_placeholders,
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
     "muse_glimmer": muse.muse_placeholders,
     "step3vl": lambda tokenizer: step3vl.Step3VLPlaceholders(tokenizer, STEP),
@@ -90,6 +92,7 @@ PROCESSORS: dict[str, Any] = {
     "kimivl": KimiVLProcessor(patch=7, merge=2),
     "lfm2": LFM2,
     "minicpmv": SLICES,
+    "minimax_m3": BoundedProcessor(14, 2, min_pixels=3136, max_pixels=7840, normalisation=CLIP),
     "mllama": MllamaProcessor(side=28, tile_rows=5),
     "muse_glimmer": MuseProcessor(unit=14),
     "step3vl": STEP,
@@ -97,6 +100,7 @@ PROCESSORS: dict[str, Any] = {
 RESERVED = {
     "deepseekocr": deepseekocr.TEXTS.reserved,
     "dots_ocr": dots.TEXTS.reserved,
+    "minimax_m3": minimax.TEXTS.reserved[:3],
     "gemma3": gemma3.TEXTS.reserved,
     "gemma4": gemma4.TEXTS.reserved,
     "pixtral": pixtral.TEXTS.reserved,
