@@ -19,10 +19,11 @@ from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import StepPlan
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache, RowForm
 from runtime.worker.recorded_steps import StepOutput

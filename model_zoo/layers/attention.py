@@ -22,7 +22,7 @@ from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
 from runtime.kernels.experts import weighted_sum
 from runtime.kernels.pointwise import Gate, contiguous, curve_alone, scale_, sigmoid_mul
-from runtime.kv.spec import LayerCache
+from runtime.kv.cache_layout import LayerCache
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Norms of queries and keys before the rotation.

@@ -11,7 +11,7 @@ from model_zoo.layers.norm import LayerNorm
 from model_zoo.layers.rope import Rotary
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 SEQUENTIAL = BlockOptions()
 # Which tokens a layer attends to, and the rotation of its queries and keys, None for none.

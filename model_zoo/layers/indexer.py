@@ -9,7 +9,8 @@ from runtime.distributed.ranks import Split
 from runtime.kernels.activations import Activations
 from runtime.kernels.attention import write_cache
 from runtime.kernels.token_choice import Budget, choose_tokens, sees_few
-from runtime.kv.spec import CacheKind, LayerCache
+from runtime.kv.cache_kinds import CacheKind
+from runtime.kv.cache_layout import LayerCache
 from runtime.worker.model import AttentionPlan
 
 # As in the authors' code and in llama.cpp; files do not state it.

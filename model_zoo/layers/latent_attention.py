@@ -16,7 +16,8 @@ from runtime.kernels.activations import Activations
 from runtime.kernels.attention import Scoring, paged_attention, write_cache
 from runtime.kernels.experts import expert_products
 from runtime.kernels.pointwise import joined
-from runtime.kv.spec import CacheKind, LayerCache
+from runtime.kv.cache_kinds import CacheKind
+from runtime.kv.cache_layout import LayerCache
 from runtime.quant.weight import Weight
 from runtime.worker.model import AttentionPlan
 

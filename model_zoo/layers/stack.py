@@ -14,7 +14,7 @@ from model_zoo.layers.step import Step, TokenChoice
 from model_zoo.layers.tensor_parallel import local_cache
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
-from runtime.kv.spec import LayerCache
+from runtime.kv.cache_layout import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
 
 # Kernels pad rows to multiples of this.

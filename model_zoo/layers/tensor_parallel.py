@@ -5,7 +5,7 @@ from dataclasses import replace
 from model_zoo.gguf.scope import TensorScope
 from runtime.distributed.ranks import HeadSplit, Ranks, Split, by_blocks, evenly, split_heads
 from runtime.errors import ConfigurationError
-from runtime.kv.spec import LayerCache
+from runtime.kv.cache_layout import LayerCache
 from runtime.kv.states import StateCache
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
-from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
+from runtime.kv.cache_layout import LayerCache
 
 MAX_HEAD_DIM = 4096
 

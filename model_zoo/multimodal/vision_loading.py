@@ -17,7 +17,7 @@ from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
-from runtime.kv.spec import Cross
+from runtime.kv.cache_kinds import Cross
 from runtime.worker.model import DecoderModel
 
 Builder = Callable[[TensorScope, Metadata, Tokenizer], MultimodalSpec]

@@ -12,7 +12,7 @@ from runtime.engine.memory_plan import (
     plan_memory,
     state_bytes,
 )
-from runtime.kv.spec import CacheGroup, CacheLayout
+from runtime.kv.cache_layout import CacheGroup, CacheLayout
 from runtime.worker.model import DecoderModel
 
 

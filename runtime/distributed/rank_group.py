@@ -14,8 +14,8 @@ from runtime.distributed.control_channel import ControlChannel, RankInfo, RankZe
 from runtime.distributed.process_group import ProcessRanks
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import CacheLayout
 
 logger = logging.getLogger(__name__)
 

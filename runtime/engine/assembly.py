@@ -30,11 +30,11 @@ from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_plan import Runner
 from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_store import HostPages
 from runtime.kv.pool import KVPool, PagePool
-from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
 from runtime.vision.feature_cache import FeatureStore
 from runtime.worker.model import DecoderModel

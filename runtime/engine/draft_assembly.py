@@ -9,9 +9,9 @@ from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import CacheSizes, MemoryOptions, MemoryPlan, sampler_bytes
 from runtime.engine.step_budget import StepBudget
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.pool import KVPool, cache_bytes
-from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel
 from runtime.worker.recorded_steps import recorded_bytes

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 
 from runtime.engine.memory_plan import available_bytes
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import PagePool, page_bytes
-from runtime.kv.spec import CacheLayout
 
 # By default on CUDA devices; in total for the ranks on a machine, if it has that to spare.
 MOST_BYTES, SHARE = 4 << 30, 16

@@ -8,9 +8,9 @@ import torch
 
 from runtime.errors import DoesNotFitError
 from runtime.host_limits import free_host_bytes
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import cache_bytes, page_bytes
-from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
 from runtime.worker.model import ModelSizes

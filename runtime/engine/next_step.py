@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad
+from runtime.kv.cache_kinds import images_within
 from runtime.kv.page_group import KeyShift
 from runtime.kv.page_shift import MovedPages
-from runtime.kv.spec import images_within
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]

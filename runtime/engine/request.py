@@ -178,7 +178,7 @@ class ImageSpan:
     `whole`: attention inside is bidirectional, so no step may end inside. `digest` identifies
     pixels, processor settings and projector together. `cross_rows`: rows of the image for
     cross-attention layers; `cross_padding`: further rows, which only text before the first image
-    sees, and only in models with `Cross.lead_in` (runtime/kv/spec.py). `first_row`: the row of the
+    sees, and only in models with `Cross.lead_in`. `first_row`: the row of the
     image's features at `start`. `grid`: rows and columns of the rectangle that the positions form,
     for models with two-dimensional positions.
     """

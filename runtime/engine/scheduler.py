@@ -25,9 +25,9 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_plan import Chunk, PageWrite, StepPlan
+from runtime.kv.cache_kinds import images_within
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.page_shift import MovedPages
-from runtime.kv.spec import images_within
 
 # A prompt leaves rows to those behind it that have at most 1 / SHORTER of its tokens.
 SHORTER = 4

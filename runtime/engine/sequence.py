@@ -16,8 +16,8 @@ from runtime.engine.request import (
     SamplingParams,
     Scored,
 )
+from runtime.kv.cache_kinds import images_within
 from runtime.kv.page_group import PageKey
-from runtime.kv.spec import images_within
 
 NO_ROWS = range(0)
 

@@ -6,7 +6,7 @@ from runtime.kernels.attention import TWIN_ELEMENTS
 from runtime.kernels.matmul import EXPANDED_ELEMENTS, SLAB_ELEMENTS
 from runtime.kernels.native import library
 from runtime.kernels.triton.launch import has_kernels
-from runtime.kv.spec import LayerCache
+from runtime.kv.cache_layout import LayerCache
 
 # The C attention kernel: a tile of queries and a block of positions for each thread, in floats.
 _TILE_ROWS = 256

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from runtime.engine.context_shift import ContextCut
+from runtime.kv.cache_kinds import CacheKind, images_within
 from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_demand import has_room, missing
 from runtime.kv.page_group import HeldPages, PageCopy, PageGroup, PageKey, PageOwner
 from runtime.kv.page_shift import MovedPages, can_move, move_pages
 from runtime.kv.page_shortage import PageShortage
-from runtime.kv.spec import CacheKind, images_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PageGrant:
 class KVCacheManager:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
-    Pages hold a group's indices: positions, or image rows (see runtime/kv/spec.py). Groups with one
+    Pages hold a group's indices: positions, or image rows (`CacheKind`). Groups with one
     state per sequence share page numbers. In models with such groups, a prefix is usable only where
     a checkpoint of its states is cached too (runtime/kv/checkpoints.py).
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from runtime.engine.request import ImageSpan
-from runtime.kv.spec import CacheKind
+from runtime.kv.cache_kinds import CacheKind
 
 PageKey = bytes
 FAR = 2**62 - 1  # a position that no sequence has

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.engine.context_shift import ContextCut
+from runtime.kv.cache_kinds import CacheKind
 from runtime.kv.page_group import HeldPages, KeyShift, PageCopy, PageGroup, PageOwner
-from runtime.kv.spec import CacheKind
 
 
 @dataclass(frozen=True, slots=True)

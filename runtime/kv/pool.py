@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.key_shift import shift_keys
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_copies import HostTier, batches
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
-from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.model import DecoderModel, LayerPages, QuantizedRows
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runtime.kv.spec import ImagePlace, Images, LayerCache
+from runtime.kv.cache_kinds import ImagePlace, Images
+from runtime.kv.cache_layout import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

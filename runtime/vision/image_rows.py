@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from runtime.engine.request import ImageSpan
 from runtime.engine.step_plan import Chunk
-from runtime.kv.spec import images_within
+from runtime.kv.cache_kinds import images_within
 from runtime.worker.model import RowSpan
 
 # Numbers of axes: time, row and column; or token, column, row and image.

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.engine.step_plan import Chunk, StepPlan
+from runtime.kv.cache_kinds import CacheKind
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.pool import PagePool
-from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import MOST_AXES, FeatureRows, Insertions, axes_of, plan_insertions
 from runtime.worker.logit_biases import BiasedRows
 from runtime.worker.model import ImageWrite, RowForm

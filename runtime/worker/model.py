@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from runtime.kv.cache_layout import LayerCache
 from runtime.kv.cache_types import FLOAT_TYPES, CacheType
-from runtime.kv.spec import LayerCache
 
 
 class RowForm(Enum):

@@ -20,7 +20,7 @@ from runtime.kernels.recording import (
     aligned_bytes,
     record,
 )
-from runtime.kv.spec import CacheLayout
+from runtime.kv.cache_layout import CacheLayout
 from runtime.worker import step_graphs
 from runtime.worker.input_preparer import DeviceInputs, StepLimits
 from runtime.worker.model import Batch, DecoderModel, KVCache, ModelSizes, RowForm

@@ -11,8 +11,8 @@ from runtime.engine.step_plan import StepPlan
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kernels.slot_tables import slot_entries
 from runtime.kernels.triton.launch import has_kernels
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.pool import PagePool
-from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits, unpadded

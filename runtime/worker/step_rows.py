@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.engine.step_plan import Chunk
-from runtime.kv.spec import CacheKind
+from runtime.kv.cache_kinds import CacheKind
 from runtime.worker.model import RowSpan
 
 Column = NDArray[np.int64]

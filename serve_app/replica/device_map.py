@@ -11,8 +11,8 @@ from model_zoo.gguf.reader import GGUFFile
 from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares, inseparable
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_layout import LayerCache
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import LayerCache
 from runtime.worker.model import DecoderModel
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger

@@ -15,10 +15,10 @@ from model_zoo.registry import class_for
 from runtime.engine import sequence as sequences
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
 from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout
 from runtime.quant.weight import Compute
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel

@@ -18,8 +18,9 @@ from runtime.engine.engine_options import EngineOptions
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.engine.step_plan import StepPlan
 from runtime.kernels import attention
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
+from runtime.kv.cache_layout import LayerCache
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
 from runtime.vision.encoder import LocalEncoder
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import AttentionPlan, Batch, KVCache, LayerPages, RowForm

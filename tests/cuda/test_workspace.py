@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from runtime.kernels.workspace import DENSE_ELEMENTS, MOST_STATE_BYTES, workspace_bytes
-from runtime.kv.spec import Full, LayerCache
+from runtime.kv.cache_kinds import Full
+from runtime.kv.cache_layout import LayerCache
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.step_graphs import graph_bytes
 from tests.cuda.fake_device import DEVICE, fake_cuda

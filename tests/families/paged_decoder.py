@@ -7,9 +7,10 @@ from torch import Tensor
 
 from runtime.engine.request import ImageSpan
 from runtime.kernels.cache_rows import decode_rows, encode_rows
+from runtime.kv.cache_kinds import CacheKind
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import axes_of
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
 

@@ -11,8 +11,8 @@ from runtime.engine.request import ImageSpan
 from runtime.kernels import attention as room
 from runtime.kernels.attention import Distances, Scoring, paged_attention, paged_attention_twin
 from runtime.kernels.cache_rows import decode_rows, encode_rows
+from runtime.kv.cache_kinds import CacheKind, Chunked, Full, Sliding, Symmetric
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import CacheKind, Chunked, Full, Sliding, Symmetric
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows, RowSpan
 from tests.kernels.native_kernels import NATIVE_TYPES, require_native_kernels
 

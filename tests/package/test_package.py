@@ -77,7 +77,7 @@ def test_installed_packages_agree() -> None:
 
 def test_type_checkers_read_its_annotations(tmp_path: Path) -> None:
     module = tmp_path / "user.py"
-    module.write_text("from runtime.kv.spec import CacheLayout\nx: str = CacheLayout\n")
+    module.write_text("from runtime.kv.cache_layout import CacheLayout\nx: str = CacheLayout\n")
     command = [ROOT / ".venv" / "bin" / "mypy", "--python-executable", CLEAN / "python", module]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
     assert 'expression has type "type[CacheLayout]"' in shown

@@ -7,7 +7,7 @@ from transformers.models.mistral4.modeling_mistral4 import get_llama_4_attn_scal
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
-from runtime.kv.spec import Sliding
+from runtime.kv.cache_kinds import Sliding
 from tests.families.agreement import (
     CHECKS,
     PROMPT,

@@ -17,7 +17,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.activations import Activations
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
 

@@ -16,7 +16,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
 from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"

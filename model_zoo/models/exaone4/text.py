@@ -10,7 +10,7 @@ from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 FULL_EVERY = 4  # in the 32B, as in llama.cpp
 

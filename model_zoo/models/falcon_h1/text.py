@@ -19,7 +19,7 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:

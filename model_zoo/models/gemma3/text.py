@@ -15,7 +15,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
-from runtime.kv.spec import CacheKind, Full, Symmetric
+from runtime.kv.cache_kinds import CacheKind, Full, Symmetric
 
 # Values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 1e-6, 256, 128

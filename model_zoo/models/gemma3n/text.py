@@ -19,7 +19,8 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.kernels.pointwise import add_, contiguous, gelu_mul, mul, scale_
 from runtime.kernels.streams import add_to_others_, cut_low
-from runtime.kv.spec import Full, LayerCache, Sliding
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import LayerCache
 
 # Values of both models, as in Gemma3nTextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_INPUT_WIDTH = 1e-6, 256, 256

@@ -21,7 +21,7 @@ from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.kernels.pointwise import add_, gelu_mul, scale_
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
 
 # Values of all models, as in Gemma4TextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256

@@ -12,7 +12,8 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.experts import clamped_swiglu
-from runtime.kv.spec import Full, LayerCache, Sliding
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import LayerCache
 
 # Values of both models, as in GptOssConfig of `transformers`.
 DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5

@@ -15,7 +15,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
 
 HYBRID = "granitehybrid"  # the architecture of Granite 4.0 H
 WINDOWED = "granite_swa"  # of Granite Swash, whose heads have attention sinks

@@ -11,7 +11,7 @@ from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
 from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
 from model_zoo.layers.state_sizes import MAX_TAPS, StateSizes
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 HEAD_DIM = "kda.head_dim"
 

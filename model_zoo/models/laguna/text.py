@@ -13,7 +13,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import softplus_mul
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 FULL_EVERY = 4  # beginning with the first layer, as in llama.cpp
 NEAR_BASE, NEAR_SIZE = "rope.freq_base_swa", "rope.dimension_count_swa"

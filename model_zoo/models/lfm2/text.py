@@ -12,7 +12,7 @@ from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:

@@ -14,7 +14,7 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.routing import SIGMOID_OF_CHOSEN
 from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import Chunked, Full
+from runtime.kv.cache_kinds import Chunked, Full
 
 # Values of both models, as in Llama4TextConfig of `transformers`.
 DEFAULT_CHUNK, DEFAULT_BASE = 8192, 500_000.0

@@ -10,7 +10,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 FULL_EVERY = 4  # as in llama.cpp
 NEAR_BASE = "rope.freq_base_swa"

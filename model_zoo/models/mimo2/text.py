@@ -11,7 +11,7 @@ from model_zoo.layers.leading_dense import SIGMOID, stated_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
 
 NEAR_BASE = "rope.freq_base_swa"
 VALUE_SCALE = "attention.value_scale"

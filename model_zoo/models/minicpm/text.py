@@ -14,7 +14,7 @@ from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 LATENT = "minicpm3"  # the architecture of MiniCPM 3
 MAX_RANK = 1 << 16

@@ -14,7 +14,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.experts import clamped_swiglu
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 # As in MiniMaxM3VLTextConfig of `transformers`; files do not state them.
 LIMIT, SLOPE = 7.0, 1.702

@@ -18,7 +18,8 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.tensor_parallel import divided_heads
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.attention import Scoring, paged_attention, write_cache
-from runtime.kv.spec import Cross, LayerCache
+from runtime.kv.cache_kinds import Cross
+from runtime.kv.cache_layout import LayerCache
 
 # Images per sequence; each takes memory, and the model was trained with one.
 MOST_IMAGES = 4

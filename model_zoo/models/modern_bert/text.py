@@ -14,7 +14,7 @@ from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import Gate, gelu_erf_mul, silu_mul
-from runtime.kv.spec import CacheKind, Full, Symmetric
+from runtime.kv.cache_kinds import CacheKind, Full, Symmetric
 
 # As in ModernBertConfig of `transformers`; the first of every three layers has no window.
 DEFAULT_EPS = 1e-5

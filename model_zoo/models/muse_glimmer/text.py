@@ -12,7 +12,7 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
 
 FULL_EVERY = 4  # as in llama.cpp
 POST_NORM_EPS = 1e-8  # as in MuseGlimmerTextConfig of `transformers`; files do not state it

@@ -14,7 +14,7 @@ from model_zoo.layers.mamba2 import Mamba2
 from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import relu_squared
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 DENSE = "nemotron_h"  # the architecture without experts
 # That of Ollama's files of Nemotron 3 Omni, and the prefixes of tensors for images and sounds.

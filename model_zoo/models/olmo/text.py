@@ -11,7 +11,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import LayerNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 _CLIP = "attention.clamp_kqv"
 

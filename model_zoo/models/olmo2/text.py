@@ -13,7 +13,7 @@ from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 WINDOW = "attention.sliding_window"
 MAGNITUDE, NEWER_MAGNITUDE = "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"

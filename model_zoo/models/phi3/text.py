@@ -8,7 +8,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind
+from runtime.kv.cache_kinds import CacheKind
 
 # The window of Phi-3-mini-4k and Phi-3-medium-4k, by number of layers and context length.
 # llama.cpp's first converters omitted the key; its loader had the same default for these models.

@@ -14,7 +14,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.state_sizes import MAX_HEADS, MAX_TAPS, StateSizes
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kv.spec import CacheKind, Full
+from runtime.kv.cache_kinds import CacheKind, Full
 
 BASE = 10000.0  # files of PLaMo 1 state none
 HEAD_EPS = 1e-6  # of the norms of queries and keys in PLaMo 2; files do not state it

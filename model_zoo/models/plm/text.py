@@ -12,7 +12,7 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import relu_squared
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 _HEAD_KEYS = "attention.key_length", "attention.value_length"
 

@@ -18,7 +18,7 @@ from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.shared_expert import SharedExpert
 from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 # As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
 DEFAULT_HEAD_DIM, FULL_EVERY, SECTIONS = 256, 4, (11, 11, 10)

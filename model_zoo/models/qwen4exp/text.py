@@ -29,7 +29,7 @@ from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import sigmoid_mul
-from runtime.kv.spec import Full
+from runtime.kv.cache_kinds import Full
 
 # As in Qwen4ExpTextConfig of `transformers`.
 DEFAULT_HEAD_DIM, FULL_EVERY, SECTIONS = 256, 4, (11, 11, 10)

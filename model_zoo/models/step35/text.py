@@ -18,7 +18,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.experts import limited_swiglu
 from runtime.kernels.pointwise import Gate, silu_mul
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
 
 NEAR_BASE = "rope.freq_base_swa"
 EXPERT_LIMITS, SHARED_LIMITS = "swiglu_clamp_exp", "swiglu_clamp_shexp"

@@ -31,7 +31,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.registry import class_for
 from runtime.engine.request import ImageSpan
-from runtime.kv.spec import Full, Sliding
+from runtime.kv.cache_kinds import Full, Sliding
 from runtime.worker.model import DecoderModel
 from tests.families import image_rows
 from tests.families.agreement import PROMPT, random_tokens

@@ -21,7 +21,8 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import ModelFileError
-from runtime.kv.spec import Full, LayerCache
+from runtime.kv.cache_kinds import Full
+from runtime.kv.cache_layout import LayerCache
 from runtime.worker.model import AttentionPlan, Batch, LayerPages, RowSpan
 from tests.gguf_files import write_tensors
 

@@ -15,8 +15,9 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import LayerCache
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import Full, LayerCache, Sliding
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import write_tensors
 

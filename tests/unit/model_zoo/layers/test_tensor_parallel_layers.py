@@ -22,7 +22,8 @@ from runtime.distributed.ranks import ALONE, Ranks, Unconnected, evenly
 from runtime.errors import ConfigurationError, UnsupportedModelError
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul, matmul_twin
-from runtime.kv.spec import CacheLayout, Full, LayerCache
+from runtime.kv.cache_kinds import Full
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.quant.block_types import BLOCK_TYPES, BlockType
 from runtime.quant.weight import Weight
 from tests.gguf_files import rewrite, write_tensors

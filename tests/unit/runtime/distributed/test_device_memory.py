@@ -11,9 +11,9 @@ from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.engine import memory_plan
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan
 from runtime.errors import DoesNotFitError
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import page_bytes
-from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.input_preparer import StepLimits
 from tests.unit.runtime.engine.test_memory_plan import FULL
 from tests.unit.runtime.kv.test_state_pages import WIDE

@@ -21,8 +21,9 @@ from runtime.engine.assembly import assemble, compute_part
 from runtime.engine.engine_options import EngineOptions
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError, EngineDeadError
+from runtime.kv.cache_kinds import Full
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import CacheLayout, Full, LayerCache
 from tests.certificates import Authority
 from tests.patience import HANG_S
 

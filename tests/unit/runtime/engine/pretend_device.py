@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from runtime.engine.request import GenerationRequest, ImageSpan, LateMask, Result, Sampled
 from runtime.engine.step_plan import Chunk, StepPlan
+from runtime.kv.cache_kinds import CacheKind, Chunked, Cross, Sliding, Symmetric
 from runtime.kv.page_group import CopyKind
-from runtime.kv.spec import CacheKind, Chunked, Cross, Sliding, Symmetric
 from tests.unit.runtime.engine.pretend_grammar import CLASSES, class_after
 
 VOCABULARY = 50

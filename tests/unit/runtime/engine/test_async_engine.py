@@ -16,8 +16,8 @@ from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from tests.patience import HANG_S, until
 from tests.thread_counts import torch_threads
 from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner, answer

@@ -21,8 +21,8 @@ from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_plan import Chunk, PageWrite, StepPlan
+from runtime.kv.cache_kinds import CacheKind, Chunked, Full, Sliding
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
 from tests.unit.runtime.engine.pretend_device import VOCABULARY, Launched, PretendDevice, mix
 from tests.unit.runtime.engine.test_schedule_simulation import (
     LONGEST,

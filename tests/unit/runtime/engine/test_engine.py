@@ -16,8 +16,8 @@ from runtime.engine.request import (
 from runtime.engine.request_limits import admissible
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner, answer
 
 LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=8, slots=8)

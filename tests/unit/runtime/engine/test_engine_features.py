@@ -20,8 +20,8 @@ from runtime.errors import (
     ModelUnavailableError,
     RequestError,
 )
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from runtime.vision.encoder import LocalEncoder
 from runtime.vision.feature_cache import FeatureStore
 from tests.patience import HANG_S, until

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from tests.unit.runtime.engine.test_scheduler import looking, request, results, scheduler_of, shape
 
 TENANTS = ("flood", "flood", "flood", "second", "third", "fourth")

@@ -18,10 +18,11 @@ from runtime.engine.memory_plan import (
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError
+from runtime.kv.cache_kinds import Chunked, Cross, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
 
 CPU = torch.device("cpu")

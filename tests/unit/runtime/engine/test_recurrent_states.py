@@ -16,11 +16,12 @@ from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.checkpoints import CheckpointRules
 from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.page_group import CopyKind, PageCopy
-from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
 from tests.unit.runtime.engine.test_schedule_simulation import random_host_pages
 

@@ -29,9 +29,9 @@ from runtime.engine.request import (
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
+from runtime.kv.cache_kinds import CacheKind, Chunked, Cross, Full, Sliding, Symmetric
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.host_store import HostPages, TransferCosts
-from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding, Symmetric
 from tests.unit.runtime.engine.pretend_device import (
     VOCABULARY,
     LateMasks,

@@ -16,8 +16,8 @@ from runtime.engine.request import (
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import PageWrite, StepPlan
+from runtime.kv.cache_kinds import Cross, Full, Sliding
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Cross, Full, Sliding
 from runtime.vision.image_rows import plan_insertions
 from runtime.worker.model import RowSpan
 

@@ -14,8 +14,8 @@ from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_costs import StepCosts
 from runtime.engine.step_yield import ProposalCandidate, StepYield
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 
 MOST, DRAWS = 8, 16
 

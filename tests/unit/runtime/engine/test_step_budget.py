@@ -21,8 +21,8 @@ from runtime.engine.scheduler import Scheduler
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import LEAST_TOKENS, StepBudget
 from runtime.engine.step_plan import StepPlan
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from tests.unit.runtime.engine.test_scheduler import looking, request, results
 
 MS = 1_000_000

@@ -6,8 +6,8 @@ from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.throughput import SECOND_NS
+from runtime.kv.cache_kinds import Full, Sliding
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full, Sliding
 from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner
 
 

@@ -10,8 +10,8 @@ from runtime.engine.request import FinishReason, ImageSpan, ResumeState
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.tracing import TraceEvent, Tracer
+from runtime.kv.cache_kinds import Full
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import Full
 from tests.unit.runtime.engine.fake_runner import PretendRunner, answer
 from tests.unit.runtime.engine.random_proposals import RandomProposals
 from tests.unit.runtime.engine.test_engine import LIMITS, request, run, token_bytes, whole

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.engine.request import ImageSpan
+from runtime.kv.cache_kinds import CacheKind, Chunked, Cross, Full, Sliding
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
-from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 
 
 @dataclass(eq=False)

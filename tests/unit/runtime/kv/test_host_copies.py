@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_copies import batches
 from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
 
 CPU = torch.device("cpu")

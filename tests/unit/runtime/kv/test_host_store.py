@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from runtime.engine.host_memory import host_page_counts
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import KVPool, page_bytes
-from runtime.kv.spec import CacheLayout, Full, Sliding
 from runtime.kv.states import Recurrent
 from tests.unit.runtime.engine.test_memory_plan import FULL, LOCAL
 from tests.unit.runtime.engine.test_recurrent_states import RULES, STATE, computed, sequence_of

@@ -3,10 +3,10 @@
 import pytest
 
 from runtime.engine.context_shift import ContextCut
+from runtime.kv.cache_kinds import Chunked, Cross, Full, Sliding
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.page_group import KeyShift, PageCopy
 from runtime.kv.page_shift import can_move
-from runtime.kv.spec import Chunked, Cross, Full, Sliding
 from runtime.kv.states import Recurrent
 from tests.unit.runtime.kv.test_cache_manager import Owner, compute
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from runtime.kv.cache_kinds import Full
 from runtime.kv.page_group import PageGroup
 from runtime.kv.page_shortage import PageShortage
-from runtime.kv.spec import Full
 
 OWNER, SIZES = object(), (10, 3)
 

@@ -5,11 +5,12 @@ import torch
 
 from runtime.engine.request import GenerationRequest, StopRules
 from runtime.engine.sequence import Sequence
+from runtime.kv.cache_kinds import Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import KVPool, cache_bytes
-from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 
 CPU = torch.device("cpu")
 GLOBAL = LayerCache(Full(), kv_heads=2, key_dim=4, value_dim=6)

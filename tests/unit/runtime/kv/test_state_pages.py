@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from runtime.errors import DoesNotFitError
+from runtime.kv.cache_layout import CacheLayout
 from runtime.kv.cache_types import CacheType
 from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import KVPool, page_bytes
-from runtime.kv.spec import CacheLayout
 from runtime.kv.states import StateCache
 from tests.unit.runtime.engine.test_memory_plan import FULL, LOCAL, plan
 from tests.unit.runtime.engine.test_recurrent_states import STATE

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runtime.engine.request import ImageSpan
-from runtime.kv.spec import Cross, Full
+from runtime.kv.cache_kinds import Cross, Full
 from runtime.vision.image_rows import axes_of
 from tests.unit.runtime.worker.test_input_preparation import (
     KINDS,

@@ -13,9 +13,10 @@ import torch
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
+from runtime.kv.cache_kinds import CacheKind, Chunked, Cross, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.vision.image_rows import FeatureRows, axes_of
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
 from runtime.worker.model import ImageWrite, RowForm, RowSpan

@@ -17,10 +17,11 @@ from runtime.engine.request import (
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kernels.random_numbers import uniforms
+from runtime.kv.cache_kinds import CacheKind, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.vision.encoder import ImageLimits, ImageOutline
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache

@@ -11,10 +11,11 @@ from torch import Tensor
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.kernels.attention import Scoring, paged_attention, paged_attention_twin, write_cache
+from runtime.kv.cache_kinds import CacheKind, Chunked, Cross, Full, Sliding
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner

@@ -5,17 +5,16 @@ import random
 import pytest
 
 from runtime.engine.request import ImageSpan
-from runtime.kv.spec import (
+from runtime.kv.cache_kinds import (
     CacheKind,
-    CacheLayout,
     Chunked,
     Cross,
     Full,
-    LayerCache,
     Sliding,
     Symmetric,
     images_within,
 )
+from runtime.kv.cache_layout import CacheLayout, LayerCache
 from runtime.kv.states import Recurrent
 
 POSITIONS = [Full(), Sliding(1), Sliding(6), Symmetric(0), Symmetric(4), Chunked(5), Chunked(8)]
