@@ -115,7 +115,10 @@ def check_caches() -> None:
 def check_choices() -> None:
     for type, heads in ((CacheType.FLOAT32, 8), (CacheType.BFLOAT16, 7), (CacheType.Q8_0, 3)):
         test_token_choice.test_choices_are_those_of_the_twin("both", type, heads, 40, 20)
-    test_token_choice.test_scores_that_are_not_numbers_are_the_highest(choose_tokens)
+    for blocks in test_token_choice.BLOCKS:
+        test_token_choice.test_choices_of_blocks_are_those_of_the_twin(CacheType.FLOAT16, blocks)
+    for block in (1, 4):
+        test_token_choice.test_scores_that_are_not_numbers_are_the_highest(choose_tokens, block)
 
 
 def check_norms_rotations_and_curves() -> None:
