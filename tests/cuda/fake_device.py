@@ -139,7 +139,7 @@ class FakeCuda(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled; to say so for each operation takes a sixth of the time."""
+        """Nothing is compiled; the wrapper that declares it takes a sixth of the time."""
         return False
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Muse Glimmer's replies: messages to recipients.
 
-A message to `self` is thinking, one to `user` or to nobody is text; others have calls.
+A message to `self` is thinking, one to `user` or without a recipient is text; others have calls.
 """
 
 import re
