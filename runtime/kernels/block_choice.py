@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention import TWIN_ELEMENTS
-from runtime.kernels.cache_rows import decode_rows
-from runtime.kernels.token_choice import plan_of
+from runtime.kernels.token_choice import cached_keys, cells_at, plan_from_counts
 from runtime.worker.model import AttentionPlan, LayerPages
 
 
@@ -23,8 +22,8 @@ def choose_blocks(
     kv_heads: int,
 ) -> AttentionPlan:
     """The plan of an attention whose rows see the tokens of at most `most` blocks and those after
-    their last whole block, for `LayerPages.cells` of layers in the group of `attended` with so many
-    key/value heads: row r * kv_heads + h of the result is that of row r and head h.
+    their last whole block, for `LayerPages.cells` of layers in the group of `attended` with
+    `kv_heads` key/value heads: row r * kv_heads + h of the result is that of row r and head h.
 
     queries [tokens, heads, dim] of an indexer whose keys, one per position, are in `pages`. The
     positions that a row sees, all from 0 on, form blocks of `size`. block_keys: from the means of
@@ -53,25 +52,18 @@ def choose_blocks(
         seen |= (position >= whole * size) & (position < end)
         found = position.masked_fill(~seen, capacity).sort(dim=1).values[:, :width]
         counts[some] = seen.sum(dim=1)
-        table = attended.page_table[attended.row_slot[some].long()]
-        page_tokens = pages.keys.shape[1]
-        page = table.gather(1, found.clamp(max=capacity - 1) // page_tokens)
-        cell = (page * page_tokens + found % page_tokens).int()
+        cell = cells_at(found.unsqueeze(1), attended, some, pages.keys.shape[1]).squeeze(1)
         cells[some] = cell.masked_fill_(found == capacity, 0)
     head = torch.arange(kv_heads, dtype=cells.dtype, device=cells.device)
     of_heads = (cells[:, None] * kv_heads + head[:, None]).flatten(0, 1)
-    limits = plan.row_slot.new_zeros(3, len(of_heads))
-    limits[0] = torch.arange(len(of_heads), device=limits.device)
-    limits[2] = counts.repeat_interleave(kv_heads)
-    return plan_of(of_heads, limits, attended)
+    return plan_from_counts(of_heads, counts.repeat_interleave(kv_heads), attended)
 
 
 def _block_keys(
     pages: LayerPages, table: Tensor, size: int, block_keys: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """float32 [blocks, rows, dim] of rows with the pages `table` [rows, pages]."""
-    used = table.clamp(0, pages.keys.shape[0] - 1)
-    keys = decode_rows(pages.keys[used].flatten(1, 3), pages.type, pages.dims[0])
+    keys = cached_keys(pages, table)
     blocks = max(1, keys.shape[1] // size)
     whole = keys[:, : blocks * size].unflatten(1, (blocks, -1))
     return block_keys(whole.mean(dim=2).transpose(0, 1).contiguous()).float()

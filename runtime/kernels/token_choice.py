@@ -97,16 +97,25 @@ def choose_tokens_twin(
         chosen = _chosen(scores, visible.unsqueeze(1), plan.visible_end[some], budget)
         counts[some] = chosen.sum(dim=2)
         position = torch.where(chosen, position, capacity).sort(dim=2).values[..., :width]
-        table = attended.page_table[attended.row_slot[some].long()].unsqueeze(1)
-        index = position.clamp(max=capacity - 1) // page_tokens
-        page = table.expand(-1, choices, -1).gather(2, index)
-        found = (page * page_tokens + position % page_tokens).int() * choices
+        found = cells_at(position, attended, some, page_tokens) * choices
         found += torch.arange(choices, dtype=found.dtype, device=found.device).unsqueeze(1)
         cells[some] = found.masked_fill_(position == capacity, 0)
-    limits = counts.new_zeros(3, rows * choices)
-    limits[0] = torch.arange(rows * choices, device=limits.device)
-    limits[2] = counts.flatten()
-    return plan_of(cells.flatten(0, 1), limits, attended)
+    return plan_from_counts(cells.flatten(0, 1), counts.flatten(), attended)
+
+
+def cells_at(positions: Tensor, attended: AttentionPlan, rows: slice, page_tokens: int) -> Tensor:
+    """int32, like positions [rows, choices, n] of those rows of `attended`: page * page_tokens +
+    offset; any number for positions from the capacity of a page table on."""
+    table = attended.page_table[attended.row_slot[rows].long()].unsqueeze(1)
+    index = (positions // page_tokens).clamp(max=table.shape[2] - 1)
+    page = table.expand(-1, positions.shape[1], -1).gather(2, index)
+    return (page * page_tokens + positions % page_tokens).int()
+
+
+def cached_keys(pages: LayerPages, table: Tensor) -> Tensor:
+    """float32 [rows, positions, dim]: the keys of rows with the pages `table` [rows, pages]."""
+    used = table.clamp(0, pages.keys.shape[0] - 1)
+    return decode_rows(pages.keys[used].flatten(1, 3), pages.type, pages.dims[0])
 
 
 def choices_of(queries: Tensor, weights: Tensor | None) -> int:
@@ -116,9 +125,7 @@ def choices_of(queries: Tensor, weights: Tensor | None) -> int:
 
 def _scores(queries: Tensor, weights: Tensor | None, pages: LayerPages, table: Tensor) -> Tensor:
     """[rows, choices, positions] of rows with the pages `table` [rows, pages]."""
-    used = table.clamp(0, pages.keys.shape[0] - 1)
-    keys = decode_rows(pages.keys[used].flatten(1, 3), pages.type, pages.dims[0])
-    products = torch.einsum("rhd,rpd->rhp", queries.float(), keys)
+    products = torch.einsum("rhd,rpd->rhp", queries.float(), cached_keys(pages, table))
     if weights is None:
         return products
     return torch.einsum("rhp,rh->rp", products.relu(), weights.float()).unsqueeze(1)
@@ -153,6 +160,14 @@ def plan_of(cells: Tensor, limits: Tensor, attended: AttentionPlan) -> Attention
         spans=tuple(RowSpan(row, row + 1, row, 0, 0, width) for row in range(rows)),
         form=RowForm.ONE_EACH,
     )
+
+
+def plan_from_counts(cells: Tensor, counts: Tensor, attended: AttentionPlan) -> AttentionPlan:
+    """As `plan_of`, with the numbers of the rows' tokens, counts int32 [rows]."""
+    limits = counts.new_zeros(3, len(cells))
+    limits[0] = torch.arange(len(cells), device=limits.device)
+    limits[2] = counts
+    return plan_of(cells, limits, attended)
 
 
 class _ChoiceJob(ctypes.Structure):
